@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import attrs
 
@@ -18,6 +18,7 @@ from rlsdk.errors import RunError
 if TYPE_CHECKING:
     import numpy as np
 
+    from rlsdk.contracts.generation import Completion, Sampling
     from rlsdk.types import Group, Task
 
 
@@ -312,4 +313,22 @@ class Rollouts(Protocol):
 
     async def close(self) -> None:
         """Stop permanently."""
+        ...
+
+
+@runtime_checkable
+class SamplesPrompts(Protocol):
+    """Optional interface of rollouts whose engines a program may call by hand."""
+
+    async def sample(
+        self, prompts: Sequence[np.ndarray], sampling: Sampling | None, count: int, seed: int | None
+    ) -> list[list[Completion]]:
+        """Continue each prompt, int64 `[p]`, `count` times with the engines' current weights.
+
+        Args:
+            prompts: Token ids of each prompt.
+            sampling: Sampling parameters; None for those of training.
+            count: Number of continuations of each prompt.
+            seed: Random seed of the continuations of each prompt; None for the engines' own.
+        """
         ...

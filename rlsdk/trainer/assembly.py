@@ -155,6 +155,7 @@ def explorer_on(
                 outliers=allowed_outliers(plan.model),
                 rounds=config.model.dtype != "float32",
             ),
+            client=maker.client if isinstance(maker, LocalMaker) else None,
         )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from rlsdk.cluster.nodes import DrainingNode, watch_nodes
 from rlsdk.config import Plan
 from rlsdk.config.rules import fresh_groups
-from rlsdk.contracts import Sampling
+from rlsdk.contracts import Completion, Sampling
 from rlsdk.contracts.rollouts import (
     EngineStatus,
     Evaluation,
@@ -31,6 +31,7 @@ from rlsdk.contracts.rollouts import (
     WeightSender,
 )
 from rlsdk.engines.canary import Canary
+from rlsdk.engines.client import EngineClient, GenerateRequest
 from rlsdk.engines.group import EngineGroup
 from rlsdk.errors import RunError
 from rlsdk.evaluation.evaluation import evaluate, evaluation_of, held_out
@@ -85,11 +86,12 @@ class Explorer:
         sampling: Sampling,
         streams: TaskStreams,
         canary: Canary,
+        client: EngineClient | None = None,
     ) -> None:
         """Create an explorer; no task starts before the first `take`."""
         config, resolve = plan.config, plan.plugins.resolve
         self._plan, self._maker, self._sampling = plan, maker, sampling
-        self._streams, self._canary = streams, canary
+        self._streams, self._canary, self._client = streams, canary, client
         self._eval_tasks = held_out(plan)
         self._filters = [resolve(reference) for reference in plan.filters]
         self.engines = engines
@@ -113,6 +115,7 @@ class Explorer:
         self._drop_limit = DropLimit(most_empty)
         self._done = 0
         self._reseeds = True
+        self._sampled_by_hand = 0
         self._watch: asyncio.Task[None] | None = None
 
     @property
@@ -238,6 +241,31 @@ class Explorer:
         answers = await evaluate(produce, self._eval_tasks, self._sampling, section, reseed=reseed)
         answers.check_scores(self._plan.config.max_invalid, f"evaluation at step {self._done}")
         return evaluation_of(answers, section.samples, scored=bool(self._plan.rewards))
+
+    async def sample(
+        self, prompts: Sequence[np.ndarray], sampling: Sampling | None, count: int, seed: int | None
+    ) -> list[list[Completion]]:
+        """Continue prompts with the engines' current weights; see `SamplesPrompts`.
+
+        Raises:
+            RunError: The run has no engines, or only its rollout workers call them.
+            EngineError: An engine failed, or refused a prompt.
+        """
+        client = self._client
+        if client is None:
+            raise RunError(
+                "this run has no engine that the trainer's process calls: its algorithm samples nothing, or "
+                "rollout.workers is set"
+            )
+        self._reseeds = True
+        first, self._sampled_by_hand = self._sampled_by_hand, self._sampled_by_hand + len(prompts)
+        # Requests of one group with equal prompts are merged, so each prompt is a group of its own.
+        requests = [
+            GenerateRequest(f"by hand {first + i}", np.asarray(prompt, np.int64), sampling or self._sampling, seed=seed)
+            for i, prompt in enumerate(prompts)
+        ]
+        answers = await asyncio.gather(*(client.sample(request) for request in requests for _ in range(count)))
+        return [[answer.completion for answer in answers[i * count : (i + 1) * count]] for i in range(len(prompts))]
 
     async def snapshot(self) -> RolloutSnapshot:
         """Return the state for a checkpoint, as a consistent snapshot."""

@@ -23,12 +23,17 @@ from rlsdk.contracts.rollouts import (
     Rollouts,
     RolloutSnapshot,
     RolloutSummary,
+    SamplesPrompts,
     TakenBatch,
     WeightSender,
 )
 from rlsdk.contracts.training import CountsTraining
+from rlsdk.errors import RunError
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from rlsdk.contracts import Completion, Sampling
     from rlsdk.contracts.rollouts import Evaluation, TaskCounts, TaskStatus
     from rlsdk.trainer.trainer import Trainer
     from rlsdk.types import Group, Task
@@ -145,6 +150,17 @@ async def _uncut(trainer: Trainer, step: Coroutine[Any, Any, dict[str, float]]) 
     return metrics
 
 
+def sampled_by_hand(rollouts: Rollouts) -> SamplesPrompts:
+    """Return rollouts whose engines can be called by hand.
+
+    Raises:
+        RunError: They do not offer it.
+    """
+    if not isinstance(rollouts, SamplesPrompts):
+        raise RunError(f"{type(rollouts).__name__} has no method `sample`, so its engines cannot be called by hand")
+    return rollouts
+
+
 class ThreadedRollouts:
     """Proxy that lets any event loop call rollouts, which run on their own loop in a thread."""
 
@@ -190,6 +206,12 @@ class ThreadedRollouts:
     async def evaluate(self) -> Evaluation:
         """See `Rollouts.evaluate`."""
         return await self._call(self._rollouts.evaluate())
+
+    async def sample(
+        self, prompts: Sequence[np.ndarray], sampling: Sampling | None, count: int, seed: int | None
+    ) -> list[list[Completion]]:
+        """See `SamplesPrompts.sample`."""
+        return await self._call(sampled_by_hand(self._rollouts).sample(prompts, sampling, count, seed))
 
     async def tasks(self, places: Mapping[int, tuple[str, int]]) -> dict[int, Task]:
         """See `Rollouts.tasks`."""

@@ -34,7 +34,7 @@ from rlsdk.scoring.scorer import check_budget
 from rlsdk.trainer.assembly import Parts, examined, started, steps_of
 from rlsdk.trainer.callbacks import Callback, LeavingNodes, Metrics, checked_callbacks, standard_callbacks
 from rlsdk.trainer.credit import CreditAssigner, labels, minibatches, train_critic
-from rlsdk.trainer.interactive import in_event_loop, run_async, whole_updates
+from rlsdk.trainer.interactive import in_event_loop, run_async, sampled_by_hand, whole_updates
 from rlsdk.trainer.ledger import ReplayBuffer, ReplayedGroup, entries_of, final_statuses, newly_trained, replayed_entry
 from rlsdk.trainer.metrics import (
     TO_OLD,
@@ -59,6 +59,7 @@ from rlsdk.trainer.summary import LearningMonitor, RunCounters, log_background_f
 from rlsdk.types import Group
 
 if TYPE_CHECKING:
+    from rlsdk.contracts import Completion, Sampling
     from rlsdk.contracts.rollouts import Evaluation, TaskCounts
     from rlsdk.runlog.store import RolloutStore
     from rlsdk.runlog.tables import Entry
@@ -605,6 +606,46 @@ class Trainer:
         await self.catch_up()
         with self.times("evaluation"):
             return await self.rollouts.evaluate()
+
+    def sample(
+        self,
+        prompts: Sequence[np.ndarray],
+        sampling: Sampling | None = None,
+        *,
+        count: int = 1,
+        seed: int | None = None,
+    ) -> list[list[Completion]]:
+        """Continue prompts with the engines' current weights, apart from the run: nothing is scored or trained on.
+
+        Args:
+            prompts: Token ids of each prompt, int64 `[p]`.
+            sampling: Sampling parameters; default: those of training.
+            count: Number of continuations of each prompt.
+            seed: Random seed: with the same weights, it gives each prompt the same continuations; None for the engines'
+                own.
+
+        Returns:
+            The continuations of each prompt.
+
+        Raises:
+            RunError: The run has no engines that the trainer's process calls.
+            EngineError: An engine failed.
+            ValueFault: An engine refused a prompt, such as one that is too long.
+        """
+        return run_async(self.sample_async(prompts, sampling, count=count, seed=seed))
+
+    async def sample_async(
+        self,
+        prompts: Sequence[np.ndarray],
+        sampling: Sampling | None = None,
+        *,
+        count: int = 1,
+        seed: int | None = None,
+    ) -> list[list[Completion]]:
+        """Sample as `sample` does, in the running event loop."""
+        self.check_usable()
+        await self.catch_up()
+        return await sampled_by_hand(self.rollouts).sample(prompts, sampling, count, seed)
 
     def save(self) -> Path:
         """Write a checkpoint and return its folder."""
