@@ -261,7 +261,7 @@ class Explorer:
         first, self._sampled_by_hand = self._sampled_by_hand, self._sampled_by_hand + len(prompts)
         # Requests of one group with equal prompts are merged, so each prompt is a group of its own.
         requests = [
-            GenerateRequest(f"by hand {first + i}", np.asarray(prompt, np.int64), sampling or self._sampling, seed=seed)
+            GenerateRequest(f"by hand {first + i}", prompt, sampling or self._sampling, seed=seed)
             for i, prompt in enumerate(prompts)
         ]
         answers = await asyncio.gather(*(client.sample(request) for request in requests for _ in range(count)))

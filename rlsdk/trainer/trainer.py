@@ -609,7 +609,7 @@ class Trainer:
 
     def sample(
         self,
-        prompts: Sequence[np.ndarray],
+        prompts: Sequence[np.ndarray | Sequence[int]],
         sampling: Sampling | None = None,
         *,
         count: int = 1,
@@ -636,7 +636,7 @@ class Trainer:
 
     async def sample_async(
         self,
-        prompts: Sequence[np.ndarray],
+        prompts: Sequence[np.ndarray | Sequence[int]],
         sampling: Sampling | None = None,
         *,
         count: int = 1,
@@ -645,7 +645,8 @@ class Trainer:
         """Sample as `sample` does, in the running event loop."""
         self.check_usable()
         await self.catch_up()
-        return await sampled_by_hand(self.rollouts).sample(prompts, sampling, count, seed)
+        arrays = [np.asarray(prompt, np.int64) for prompt in prompts]
+        return await sampled_by_hand(self.rollouts).sample(arrays, sampling, count, seed)
 
     def save(self) -> Path:
         """Write a checkpoint and return its folder."""

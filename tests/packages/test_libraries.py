@@ -41,6 +41,15 @@ IFEVAL = (
     "six==1.17.0",
     "syllapy==0.8.0",
 )
+TINKER = (
+    "tinker==0.38.0",
+    "h2==4.4.1",
+    "hpack==4.2.0",
+    "hyperframe==6.1.0",
+    "orjson==3.13.0",
+    "pyqwest==0.12.0",
+    "zstandard==0.25.0",
+)
 
 pytestmark = pytest.mark.slow
 
@@ -72,3 +81,7 @@ def test_the_tests_that_need_reasoning_gym_pass(tmp_path: Path) -> None:
 
 def test_the_tests_that_need_if_verifiable_pass(tmp_path: Path) -> None:
     assert run_with(tmp_path, IFEVAL, ["plugins/rlsdk-ifeval/tests", "tests/packages/test_ifeval.py"]) > 50
+
+
+def test_the_tests_that_need_tinkers_client_pass(tmp_path: Path) -> None:
+    assert run_with(tmp_path, TINKER, ["plugins/rlsdk-tinker/tests"]) > 30

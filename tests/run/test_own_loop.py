@@ -22,6 +22,8 @@ import json
 import rlsdk
 from accumulation import Accumulating
 from learning_rate import LowerOnPlateau
+from sampling import answers
+from transformers import AutoTokenizer
 
 class Notes(rlsdk.Callback):
     async def after_step(self, trainer, metrics):
@@ -33,6 +35,8 @@ if __name__ == "__main__":
     callbacks = [LowerOnPlateau(patience=0), Notes()]
     with Accumulating.from_config("config.yaml", "steps=4", "eval.after=false", callbacks=callbacks) as trainer:
         trainer.train()
+        tokenizer = AutoTokenizer.from_pretrained(trainer.plan.config.model.path)
+        print(json.dumps([answers(trainer, tokenizer, "3,5,17>9:", count=2, seed=seed) for seed in (1, 1, 2)]))
 """
 
 
@@ -61,7 +65,7 @@ def test_two_steps_by_hand_then_evaluated_and_saved(runner: Any) -> None:
 
 def test_batches_of_two_steps_are_one_optimiser_step_and_a_callback_sets_its_learning_rate(runner: Any) -> None:
     (runner.folder / "own.py").write_text(OWN)
-    lines = [json.loads(line) for line in run(runner, "own.py")]
+    *lines, sampled = [json.loads(line) for line in run(runner, "own.py")]
     assert ["actor/lr" in line for line in lines] == [False, True, False, True]
     assert [line["actor/lr"] for line in lines[1::2]] == pytest.approx([1e-3, 0.5e-3])
     assert all(line["actor/grad_norm"] > 0 for line in lines[1::2])
@@ -69,3 +73,6 @@ def test_batches_of_two_steps_are_one_optimiser_step_and_a_callback_sets_its_lea
     assert changed == [True, False, True]
     # Both batches were sampled by the policy that the optimiser step starts from.
     assert lines[1]["actor/ratio"] == pytest.approx(1.0, abs=1e-4)
+    first, again, other = sampled
+    assert first == again != other
+    assert all(len(each) == 2 and all(each) for each in sampled)

@@ -32,6 +32,12 @@ if __name__ == "__main__":
         print(asyncio.run(trainer.step())["rollouts/tokens"])
         print(trainer.evaluate().accuracy["greedy"])
         print(asyncio.run(trainer.step())["rollouts/tokens"])
+        try:
+            trainer.sample([[1, 2]])
+        except rlsdk.RlsdkError as error:
+            assert "rollout.workers is set" in str(error), error
+        else:
+            raise AssertionError
 """
 
 

@@ -36,6 +36,7 @@ def example(name: str) -> Any:
 
 EXAMPLES = [
     "by_hand",
+    "sampling",
     "second_update",
     "teacher_pass",
     "accumulation",

@@ -773,3 +773,10 @@ def test_the_reference_model_moves_after_a_step_without_anything_to_train_on(tmp
 def test_a_reference_model_that_stays_is_not_reported(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
     assert "reference/age" not in asyncio.run(trainer.step()) and not trainer.learner.moves
+
+
+def test_rollouts_without_engines_of_their_own_cannot_be_sampled_by_hand(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path)
+    trainer = Trainer(plan, rollouts=ScriptedRollouts(plan), learner=FakeLearner())
+    with pytest.raises(RunError, match="ScriptedRollouts has no method `sample`"):
+        trainer.sample([[1, 2]])

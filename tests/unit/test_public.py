@@ -58,6 +58,7 @@ def test_there_are_plugins() -> None:
         "tests",
         "rlsdk_agents",
         "rlsdk_gridworlds",
+        "rlsdk_tinker",
         "rlsdk_verifiers",
         "rlsdk_zoo",
     }
