@@ -25,7 +25,8 @@ SETTINGS = (
     # The server gives the learner every loss as -weight · logprob, and divides by nothing.
     "algorithm={use: grpo, policy_loss: reinforce, aggregate: token-mean, kl_coef: 0.0}",
     "sampling={temperature: 1.0, max_tokens: 1}",
-    "steps=1",  # none of which is taken
+    "steps=1",  # which is never taken
+    "batch_size=1",
     "old_logprobs=rollout",
     "learner.schedule=constant",
     "learner.warmup_steps=0",
