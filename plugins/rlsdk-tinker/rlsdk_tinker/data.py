@@ -130,7 +130,7 @@ def _sequence(datum: Any, longest: int, vocabulary: int, where: str) -> np.ndarr
     parts = []
     for chunk in datum.model_input:
         if chunk.WhichOneof("chunk") not in {"encoded_text", None}:
-            raise RequestError(f"{where}: model_input has a part that is no encoded text; this server reads text alone")
+            raise RequestError(f"{where}: model_input has a part other than encoded text; this server reads text alone")
         parts.append(np.frombuffer(chunk.encoded_text.tokens, np.int32).astype(np.int64))
     tokens = np.concatenate([np.zeros(0, np.int64), *parts])
     if not len(tokens):

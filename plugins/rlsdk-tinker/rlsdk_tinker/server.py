@@ -237,7 +237,7 @@ class Api:
         try:
             message.ParseFromString(content)
         except DecodeError as error:
-            raise RequestError("the body is no ForwardBackwardRequest") from error
+            raise RequestError("the body cannot be read as a ForwardBackwardRequest") from error
         body = {"model_id": message.model_id, "seq_id": message.seq_id}
         return web.json_response(self._trained(body, lambda: self._service.forward_backward(message)))
 

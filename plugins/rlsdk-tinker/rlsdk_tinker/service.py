@@ -337,7 +337,7 @@ def sampling_of(params: Mapping[str, Any], room: int) -> Sampling:
 
 def _checked(name: str) -> str:
     if not _NAME.fullmatch(name):
-        raise RequestError(f"{name!r} is no name of a checkpoint; use letters, digits, dots, hyphens and underscores")
+        raise RequestError(f"{name!r} cannot name a checkpoint; use letters, digits, dots, hyphens and underscores")
     return name
 
 

@@ -253,7 +253,7 @@ def test_faults_of_other_requests_are_told(service: tinker.ServiceClient, traini
 
     other = types.AdamParams(learning_rate=1e-3, eps=1e-8)
     assert "start the server with learner.eps=" in told(lambda: training.optim_step(other).result())
-    assert "is no name of a checkpoint" in told(lambda: training.save_state("../up").result())
+    assert "cannot name a checkpoint" in told(lambda: training.save_state("../up").result())
     create = service.create_training_client_from_state_with_optimizer
     assert "there is no checkpoint" in told(lambda: create("tinker://tinker/weights/none").result())
     other_model = service.create_lora_training_client
