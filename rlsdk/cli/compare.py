@@ -23,13 +23,14 @@ def compare(runs: Sequence[Path], html: Path | None, as_json: bool) -> None:
     """
     from rlsdk.reporting.compare import comparison, comparison_page
     from rlsdk.reporting.report import read_run
+    from rlsdk.runlog.folder import write_output
 
     if len(runs) < 2:
         raise click.UsageError("expected two runs or more; one alone is shown by `rlsdk report RUN`")
     read = [read_run(run) for run in runs]
     if html is not None:
         html.parent.mkdir(parents=True, exist_ok=True)
-        html.write_text(comparison_page(read), encoding="utf-8", errors="replace")
+        write_output(html, comparison_page(read))
     found = comparison(read)
     if as_json:
         click.echo(json.dumps(found, indent=2, default=str))

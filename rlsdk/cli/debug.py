@@ -19,6 +19,7 @@ from rlsdk.cli.train import serve
 from rlsdk.config import check
 from rlsdk.errors import visible
 from rlsdk.plurals import counted
+from rlsdk.runlog.folder import write_output
 from rlsdk.runlog.serialization import transcript
 from rlsdk.types import Rollout
 
@@ -92,7 +93,7 @@ def workflow(
         show(found, console())
     if out is not None:  # last, so that the rollouts are shown even if the file cannot be written
         lines = (json.dumps(row, ensure_ascii=False) for row in rows)
-        out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        write_output(out, "".join(f"{line}\n" for line in lines))
 
 
 def rows_of(found: Debugged) -> list[dict[str, Any]]:

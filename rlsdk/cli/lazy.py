@@ -30,7 +30,10 @@ _OF_FILES = frozenset(
     {
         errno.EACCES,
         errno.EBADF,
+        errno.EDQUOT,
         errno.EEXIST,
+        errno.EFBIG,
+        errno.EIO,
         errno.EISDIR,
         errno.ENAMETOOLONG,
         errno.ENOENT,
@@ -41,6 +44,8 @@ _OF_FILES = frozenset(
     }
 )
 """Errors about a file that the user named, or about the disk: the user can fix them without a traceback."""
+_PRINTERS = frozenset({"click.utils", "rich.console"})
+"""Modules through which commands print."""
 
 
 @attrs.frozen
@@ -172,10 +177,12 @@ class LazyGroup(click.Group):
         except OSError as error:
             if error.errno not in _OF_FILES or ctx.params.get("debug"):
                 raise
-            place = "standard output" if error.filename is None else os.fspath(error.filename)
-            click.echo(f"rlsdk: {place}: {error.strerror}; --debug before the command shows where", err=True)
-            if error.filename is None:
+            place = "a file" if error.filename is None else os.fspath(error.filename)
+            frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+            if error.filename is None and any(frame.f_globals["__name__"] in _PRINTERS for frame in frames):
+                place = "standard output"
                 sys.stdout = None  # Python would try again at exit, and fail again
+            click.echo(f"rlsdk: {place}: {error.strerror}; --debug before the command shows where", err=True)
             ctx.exit(FAILED)
         except KeyboardInterrupt as error:
             click.echo(f"rlsdk: interrupted {error}".rstrip(), err=True)

@@ -29,7 +29,7 @@ def trace(run: Path, out: Path | None, otlp: str | None) -> None:
     """
     from rlsdk.errors import ArgumentError
     from rlsdk.reporting.trace import all_spans, chrome_trace
-    from rlsdk.runlog.folder import why_no_run
+    from rlsdk.runlog.folder import why_no_run, write_output
     from rlsdk.runlog.metrics import METRICS, SPANS, read_metrics, read_spans
 
     if not (run / METRICS).is_file():
@@ -46,5 +46,5 @@ def trace(run: Path, out: Path | None, otlp: str | None) -> None:
         return
     path = out or run / "trace.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(chrome_trace(lines, run.name, spans)), encoding="utf-8")
+    write_output(path, json.dumps(chrome_trace(lines, run.name, spans)))
     click.echo(path)

@@ -42,7 +42,7 @@ from rlsdk.readiness.checks import machine, training_faults
 from rlsdk.readiness.explained import component_text
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.generator import first_error
-from rlsdk.runlog.folder import naming, replace_text
+from rlsdk.runlog.folder import replace_text, replacing
 from rlsdk.runlog.serialization import transcript
 from rlsdk.scoring.actors import scoring
 from rlsdk.scoring.scorer import unscored
@@ -218,7 +218,7 @@ def _saved(
     found = evaluation_of(answers, plan.config.eval.samples, scored=bool(plan.rewards))
     transcripts = plan.folder / "transcripts.jsonl"
     kinds = (("greedy", answers.greedy), ("sampled", answers.sampled))
-    with naming(transcripts), transcripts.open("w", encoding="utf-8") as out:
+    with replacing(transcripts) as partial, partial.open("w", encoding="utf-8") as out:
         for kind, groups in kinds:
             for group in groups:
                 for rollout, score in zip(group.rollouts, group.scores, strict=True):
@@ -356,11 +356,12 @@ def save(frames: Sequence[np.ndarray | str], path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(frames[0], str):
         text = path.with_name(f"{path.name}.txt")
-        text.write_text("\n\n".join(str(frame) for frame in frames) + "\n", encoding="utf-8")
+        replace_text(text, "\n\n".join(str(frame) for frame in frames) + "\n")
         return text
     from PIL import Image
 
     pictures = [Image.fromarray(np.asarray(frame, dtype=np.uint8)) for frame in frames]
     gif = path.with_name(f"{path.name}.gif")
-    pictures[0].save(gif, save_all=True, append_images=pictures[1:], duration=_FRAME_MS, loop=0)
+    with replacing(gif) as partial:
+        pictures[0].save(partial, "GIF", save_all=True, append_images=pictures[1:], duration=_FRAME_MS, loop=0)
     return gif

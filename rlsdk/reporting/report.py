@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from rlsdk.errors import ArgumentError, EnvironmentFault, RunError, ValueFault, 
 from rlsdk.preflight import version
 from rlsdk.reporting.page import chart, escaped, page, table, text_block
 from rlsdk.runlog.alerts import Alert, read_alerts
-from rlsdk.runlog.folder import MARKER, why_no_run
+from rlsdk.runlog.folder import MARKER, replace_text, replacing, why_no_run
 from rlsdk.runlog.metrics import METRICS, read_metrics
 from rlsdk.runlog.report import phase_seconds
 
@@ -114,9 +113,7 @@ def write_report(folder: Path) -> Path:
         OSError: It cannot be written.
     """
     path = folder / REPORT
-    passing = path.with_suffix(".html.part")
-    passing.write_text(report_page(read_run(folder)), encoding="utf-8", errors="replace")
-    os.replace(passing, path)
+    replace_text(path, report_page(read_run(folder)), errors="replace")
     return path
 
 
@@ -173,9 +170,8 @@ def _draw(path: Path, title: str, curves: Mapping[str, Series]) -> bool:
     axes.set_title(title, parse_math=False)
     axes.grid(alpha=0.3)
     axes.legend(loc="best")
-    passing = path.with_suffix(".png.part")
-    figure.savefig(passing, dpi=120, format="png")
-    passing.replace(path)
+    with replacing(path) as partial:
+        figure.savefig(partial, dpi=120, format="png")
     return True
 
 

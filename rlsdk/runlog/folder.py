@@ -51,8 +51,9 @@ def aside(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.partial")
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Write a file aside and rename it: if the disk is full or the process is killed, the previous file stays.
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield where to write a file, which is then renamed: if the disk is full, the previous file, or none, stays.
 
     Raises:
         OSError: The file cannot be written.
@@ -60,12 +61,36 @@ def replace_text(path: Path, text: str) -> None:
     partial = aside(path)
     try:
         with naming(path):
-            partial.write_text(text, encoding="utf-8")
+            yield partial
             partial.replace(path)
-    except OSError:
+    except BaseException:
         with suppress(OSError):
             partial.unlink()
         raise
+
+
+def replace_text(path: Path, text: str, *, errors: str = "strict") -> None:
+    """Write a file aside and rename it: if the disk is full or the process is killed, the previous file stays.
+
+    Args:
+        path: The file.
+        text: Its content.
+        errors: What to do about text that UTF-8 cannot encode, as for `str.encode`.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8", errors=errors)
+
+
+def write_output(path: Path, text: str) -> None:
+    """Write a file that the user has named, which may be a link, a pipe or a device; otherwise as `replace_text`."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        with naming(path):
+            path.write_text(text, encoding="utf-8", errors="replace")
+    else:
+        replace_text(path, text, errors="replace")
 
 
 def remove_unfinished(folder: Path) -> None:
@@ -130,7 +155,8 @@ def held(folder: Path) -> Iterator[FolderLock]:
     path = _lock_path(folder)
     lease = SoftFileLease(path, lease_duration=LEASE_SECONDS, thread_local=False)
     try:
-        _acquire(lease, path)
+        with naming(path):
+            _acquire(lease, path)
     except Timeout as error:
         pid, host = _holder(path)
         raise ConfigError(
@@ -156,7 +182,8 @@ def process_in(folder: Path) -> str:
         return ""
     lease = SoftFileLease(path, lease_duration=LEASE_SECONDS, thread_local=False)
     try:
-        lease.acquire(timeout=0)
+        with naming(path):
+            lease.acquire(timeout=0)
     except Timeout:
         pid, host = _holder(path)
         return pid if host == socket.gethostname() and not _is_zombie(pid) else ""

@@ -14,7 +14,7 @@ from rich.table import Column, Table
 
 from rlsdk.errors import visible
 from rlsdk.plurals import counted
-from rlsdk.runlog.folder import replace_text
+from rlsdk.runlog.folder import replace_text, replacing
 from rlsdk.runlog.metrics import read_metrics
 
 SUMMARY = "summary.json"
@@ -69,7 +69,8 @@ def draw_curves(folder: Path, title: str) -> Path | None:
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
     path = folder / "curves.png"
-    figure.savefig(path, dpi=120)
+    with replacing(path) as partial:
+        figure.savefig(partial, dpi=120, format="png")
     return path
 
 

@@ -16,6 +16,7 @@ import attrs
 from rlsdk.errors import ValueFault
 from rlsdk.kinds import Kind
 from rlsdk.plugins.discovery import discover, version
+from rlsdk.runlog.folder import replace_text
 
 TASKS = """\
 tasks:
@@ -239,14 +240,20 @@ def write(files: Mapping[str, str], folder: Path) -> None:
 
     Raises:
         ValueFault: A file already exists; nothing is written.
+        OSError: A file cannot be written; none is left.
     """
     taken = [str(folder / path) for path in files if (folder / path).exists()]
     if taken:
         raise ValueFault(f"{taken[0]} already exists; choose another name or --dir, or remove it first")
-    for path, text in files.items():
-        target = folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
+    try:
+        for path, text in files.items():
+            target = folder / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            replace_text(target, text)
+    except OSError:
+        for path in files:  # a repetition of the command would refuse to replace them
+            (folder / path).unlink(missing_ok=True)
+        raise
 
 
 def _values(kind: Kind, name: str) -> dict[str, str]:
