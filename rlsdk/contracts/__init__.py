@@ -76,6 +76,7 @@ from rlsdk.contracts.running import (
     Served,
     ShowsImages,
     Tracker,
+    TriesToolObjects,
     Workflow,
     runs_user_code,
 )
@@ -222,6 +223,7 @@ __all__ = [
     "Tracker",
     "TrainBatch",
     "TrainedRole",
+    "TriesToolObjects",
     "UpdateShape",
     "UsesGPUs",
     "WakesInParts",

@@ -242,6 +242,22 @@ class KeepsToolObjects(Protocol):
 
 
 @runtime_checkable
+class TriesToolObjects(Protocol):
+    """Optional interface of a workflow with `KeepsToolObjects` whose objects can be tried before the start.
+
+    Rewards then score made-up answers with the state of new objects.
+    """
+
+    async def try_objects(self, task: Task) -> Task:
+        """Create the objects of one rollout, reset them for a task and close them.
+
+        Returns:
+            The task as the finished rollout would have it, if the policy had called nothing.
+        """
+        ...
+
+
+@runtime_checkable
 class RunsUserCode(Protocol):
     """Optional interface of a built-in workflow that may call users' functions or coroutines, named by its options."""
 

@@ -17,8 +17,8 @@ import numpy as np
 from rlsdk.components import component_of
 from rlsdk.config import Plan, defaults
 from rlsdk.config.rules import longest_prompt
-from rlsdk.contracts import KeepsToolObjects, RewardSpec, batch_of
-from rlsdk.errors import ConfigError, DataError
+from rlsdk.contracts import KeepsToolObjects, RewardSpec, TriesToolObjects, batch_of
+from rlsdk.errors import ConfigError, DataError, described
 from rlsdk.isolation.reaper import marked_early
 from rlsdk.plugins import load
 from rlsdk.rollout.codec import ChatTokenizer
@@ -72,7 +72,8 @@ async def rehearse(plan: Plan, tasks: Sequence[Sequence[Task]]) -> Rehearsal:
     if workflow.rewards:
         return Rehearsal((f"the reward is not tried out before the start: workflow {workflow.name!r} gives it",))
     objects = plan.plugins.resolve(plan.workflow)
-    if isinstance(objects, KeepsToolObjects) and objects.tool_classes:
+    has_objects = isinstance(objects, KeepsToolObjects) and objects.tool_classes
+    if has_objects and not isinstance(objects, TriesToolObjects):
         read = ", ".join(objects.tool_classes)
         return Rehearsal((f"the reward is not tried out before the start: it may read the rollout's {read}",))
     terms = reward_terms(plan)
@@ -81,6 +82,13 @@ async def rehearse(plan: Plan, tasks: Sequence[Sequence[Task]]) -> Rehearsal:
     faults: list[str] = []
     with marked_early():
         for rollouts in await _answered(plan, tasks):
+            if has_objects:
+                try:
+                    rollouts = await _with_objects(objects, rollouts)
+                except Exception as error:  # noqa: BLE001 - the user's class may raise anything
+                    task = rollouts[0].task.id
+                    faults.append(f"workflow: task {task!r}: {described(error)}; its rollouts would fail like this")
+                    continue
             for path, part in parts.items():
                 if path not in reasons and part.rule.applies(rollouts[0].task):
                     faults += await _faults(plan, path, part, rollouts)
@@ -89,6 +97,12 @@ async def rehearse(plan: Plan, tasks: Sequence[Sequence[Task]]) -> Rehearsal:
     names = {path: parts[path].rule.name for path in reasons}
     skipped = (f"{path}: {names[path]!r} is not tried out before the start: {why}" for path, why in reasons.items())
     return Rehearsal(tuple(skipped), tuple(faults))
+
+
+async def _with_objects(workflow: TriesToolObjects, rollouts: Sequence[Rollout]) -> tuple[Rollout, ...]:
+    """Return the rollouts of a task with the state of new tool objects, which are closed again."""
+    task = await workflow.try_objects(rollouts[0].task)
+    return tuple(attrs.evolve(rollout, task=task) for rollout in rollouts)
 
 
 def answers(task: Task) -> tuple[str, ...]:

@@ -142,8 +142,8 @@ class ToolObject:
         """Its methods for the policy."""
         return [ObjectMethod(**attrs.asdict(tool, recurse=False), owner=self) for tool in self._class.tools]
 
-    async def start(self, task: Task, chat: Chat) -> None:
-        """Create and reset the object, and add the text that `reset` returns to the prompt.
+    async def start(self, task: Task) -> Any:
+        """Create and reset the object, and return what `reset` adds to the prompt.
 
         Raises:
             DataError: The task lacks a field that `reset` requires.
@@ -152,15 +152,14 @@ class ToolObject:
         arguments = self._class.reset_arguments(task)
         self._instance = await self._managed("__init__", self._class.cls)
         if "reset" not in self._class.lifecycle:
-            return
+            return None
         shown = await self._managed("reset", self._instance.reset, arguments)
         if not isinstance(shown, str | list | None):
             raise ToolObjectError(
                 f"{self._class.name}.reset returned {shown!r:.200}; expected text for the prompt, a list of its parts, "
                 "or None"
             )
-        if shown:
-            chat.say(shown)
+        return shown
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
         """Call a method that the policy chose, and return its result; raises what the method raises.
@@ -187,6 +186,10 @@ class ToolObject:
             value = await self._managed("get_reward", self._instance.get_reward)
             if value is not None:
                 chat.reward(value)
+        return await self.state()
+
+    async def state(self) -> dict[str, Any]:
+        """Return its public attributes, by the name of its class."""
         return {self._class.name: await self._managed("attributes", lambda: public_state(self._instance))}
 
     async def close(self) -> None:

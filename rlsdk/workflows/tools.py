@@ -122,6 +122,22 @@ class Tools:
         for each in self._classes:
             each.reset_arguments(task)
 
+    async def try_objects(self, task: Task) -> Task:
+        """Create an object of each class, reset it for a task, close it, and return the task with their attributes.
+
+        Raises:
+            DataError: The task lacks a field that `reset` requires.
+            ToolObjectError: A constructor or `reset` failed.
+        """
+        objects = [ToolObject(each, self._threads, self.call_timeout) for each in self._classes]
+        try:
+            for each in objects:
+                await each.start(task)
+            return _with_state(task, {k: v for each in objects for k, v in (await each.state()).items()})
+        finally:
+            for each in objects:
+                await each.close()
+
     async def run(self, task: Task, chat: Chat) -> Rollout:
         """Answer calls until an answer has none."""
         served = [tool for connection in self._connections for tool in await connection.tools()]
@@ -136,14 +152,15 @@ class Tools:
         status: Status = "truncated"
         try:
             for each in objects:
-                await each.start(task, chat)
+                if shown := await each.start(task):
+                    chat.say(shown)
             async with limited(self.timeout):
                 status = await self._talk(chat, offered, metrics)
             state = {name: values for each in objects for name, values in (await each.finish(chat)).items()}
         finally:
             for each in objects:
                 await each.close()
-        kept = {"task": attrs.evolve(task, metadata={**task.metadata, TOOL_STATE: state})} if objects else {}
+        kept = {"task": _with_state(task, state)} if objects else {}
         return chat.finish(status=status, metrics=metrics, **kept)
 
     async def _talk(self, chat: Chat, offered: Offered, metrics: dict[str, float]) -> Status:
@@ -189,6 +206,11 @@ class Tools:
             return await call_within(self.call_timeout, self._threads, tool.function, **arguments)
         except LateError as error:
             raise TimeoutError(f"it took longer than {self.call_timeout:g} s") from error
+
+
+def _with_state(task: Task, state: Mapping[str, Any]) -> Task:
+    """Return a task whose metadata has the attributes of a rollout's objects."""
+    return attrs.evolve(task, metadata={**task.metadata, TOOL_STATE: state})
 
 
 def _tool(path: str, index: int) -> Tool | ToolClass:

@@ -194,6 +194,56 @@ def test_a_wrong_answer_is_fine_and_so_is_a_reward_that_fails_on_some(lab: Path,
     assert rehearsed(plan_of(lab, f"trial_lab/{name}")) == Rehearsal()
 
 
+CLASSES = """
+from pathlib import Path
+
+class Counter:
+    def __init__(self):
+        self.count = 0
+    def reset(self, answer):
+        self.wanted = answer
+        return "Count."
+    def add(self, step: int) -> int:
+        "Adds."
+        self.count += step
+        return self.count
+    def close(self):
+        with Path(__file__).with_name("closed").open("a") as log:
+            log.write("closed ")
+
+class Refused(Counter):
+    def reset(self, answer):
+        raise ConnectionError("the sandbox is away")
+
+class Unreachable(Counter):
+    def __init__(self):
+        raise KeyError("TOKEN")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "fault"),
+    [
+        ("Counter", "[float(e.count) for e in environments]", ""),
+        ("Counter", "[float(e.total) for e in environments]", "could score none of 5 made-up answers"),
+        ("Refused", "[0.0]", "Refused.reset: ConnectionError: the sandbox is away"),
+        ("Unreachable", "[0.0]", "Unreachable.__init__: KeyError: 'TOKEN'"),
+    ],
+)
+def test_a_reward_is_tried_with_new_objects_of_a_tool_class(
+    lab: Path, tmp_path: Path, name: str, code: str, fault: str
+) -> None:
+    (tmp_path / "counting.py").write_text(CLASSES)
+    (tmp_path / "judging.py").write_text(f"def judge(environments, **kwargs): return {code}")
+    reward = f"{{use: foreign, path: '{tmp_path / 'judging.py'}:judge'}}"
+    plan = plan_of(lab, reward, f"workflow={{use: tools, tools: ['{tmp_path / 'counting.py'}:{name}']}}")
+    found = rehearsed(plan)
+    assert found.notes == ()
+    assert len(found.warnings) == bool(fault) and fault in "".join(found.warnings)
+    closed = (tmp_path / "closed").read_text().split() if (tmp_path / "closed").exists() else []
+    assert len(closed) == (name != "Unreachable")
+
+
 @pytest.mark.parametrize(("name", "why"), [("asks", "it is async"), ("large", "it runs in its own actor")])
 def test_checks_that_cannot_run_here_are_skipped_and_reported(lab: Path, name: str, why: str) -> None:
     (skipped,) = rehearsed(plan_of(lab, f"[countdown, trial_lab/{name}]")).notes
