@@ -148,11 +148,9 @@ def _loss(name: str, given: Given) -> dict[str, Any]:
 
 def _correction(value: bool, given: Given) -> KeyOutcome:
     if not value:
-        return KeyOutcome({}, "ignored", "off")
+        return KeyOutcome.ignored("off")
     if str(given.get("actor.policy_loss_type")) == "gspo":
-        return KeyOutcome(
-            {"old_logprobs": "rollout"}, "changed", "the ratio of gspo is then that to the engine's policy"
-        )
+        return KeyOutcome({"old_logprobs": "rollout"}, "the ratio of gspo is then that to the engine's policy")
     low, high = given.read("algo.advantage.is_correction_threshold", _bounds, [0.5, 5.0])
     found, note = {
         "tis": ({"use": "tis", "cap": high}, "weights have no minimum" if low else ""),
@@ -162,7 +160,7 @@ def _correction(value: bool, given: Given) -> KeyOutcome:
             "the weights of tokens are truncated at the upper bound, unlike OpenRLHF's",
         ),
     }[given.read("algo.advantage.is_correction_type", choice(CORRECTIONS, "the correction"), "tis")]
-    return KeyOutcome({"algorithm.correction": found}, "changed" if note else "mapped", note)
+    return KeyOutcome({"algorithm.correction": found}, note)
 
 
 def _bounds(value: Any) -> list[float]:
@@ -176,41 +174,42 @@ def _bounds(value: Any) -> list[float]:
 def _no_std(value: bool, given: Given) -> KeyOutcome:
     name = str(given.get("algo.advantage.estimator"))
     if not value or name in ("group_norm", "dr_grpo", "rloo"):
-        return KeyOutcome({}, "ignored", f"no effect on {name}" if value else "off")
+        return KeyOutcome.ignored(f"no effect on {name}" if value else "off")
     if name == "reinforce_baseline":
-        return KeyOutcome({}, "changed", "without the second subtraction, of the batch's mean")
-    return KeyOutcome({}, "missing", "advantages are also divided by the standard deviation: write an advantage")
+        return KeyOutcome({}, "without the second subtraction, of the batch's mean")
+    return KeyOutcome.missing("advantages are also divided by the standard deviation: write an advantage")
 
 
 def _filters(value: bool, given: Given) -> KeyOutcome:
     if not value:
-        return KeyOutcome({}, "ignored", "off")
+        return KeyOutcome.ignored("off")
     low, high = given.read("algo.dynamic_filtering_range", two, [0.0, 1.0])
     values = {
         "algorithm.filters": [{"use": "pass_rate", "low": low, "high": high}],
         "rollout.dynamic_sampling": True,
     }
-    return KeyOutcome(values, "changed", "uses the share of rollouts that pass; OpenRLHF uses the mean reward")
+    return KeyOutcome(values, "uses the share of rollouts that pass; OpenRLHF uses the mean reward")
 
 
 def _micro(value: int, given: Given) -> KeyOutcome:
     if given.read("train.dynamic_batch_enable", flag, False):
-        return KeyOutcome({}, "ignored", "train.max_tokens_per_gpu takes precedence")
-    return KeyOutcome({"learner.micro_batch_tokens": value * _lengths(given)[2]}, "changed",
-                   "rlsdk counts tokens, padding included: sequences × data.max_len")  # fmt: skip
+        return KeyOutcome.ignored("train.max_tokens_per_gpu takes precedence")
+    return KeyOutcome(
+        {"learner.micro_batch_tokens": value * _lengths(given)[2]},
+        "rlsdk counts tokens, padding included: sequences × data.max_len",
+    )
 
 
 def _tokens(value: int, given: Given) -> KeyOutcome:
     if not given.read("train.dynamic_batch_enable", flag, False):
-        return KeyOutcome({}, "ignored", "train.dynamic_batch_enable is off")
-    return KeyOutcome(
-        {"learner.micro_batch_tokens": value}, "changed", "includes padding, which OpenRLHF does not count"
-    )
+        return KeyOutcome.ignored("train.dynamic_batch_enable is off")
+    return KeyOutcome({"learner.micro_batch_tokens": value}, "includes padding, which OpenRLHF does not count")
 
 
 def _mini(value: int, given: Given) -> KeyOutcome:
-    return KeyOutcome({"minibatches": _updates(given)}, "changed",
-                   "rlsdk counts optimiser steps per batch, OpenRLHF the rollouts in each")  # fmt: skip
+    return KeyOutcome(
+        {"minibatches": _updates(given)}, "rlsdk counts optimiser steps per batch, OpenRLHF the rollouts in each"
+    )
 
 
 def _warmup(value: float, given: Given) -> KeyOutcome:
@@ -244,9 +243,7 @@ def _engines(value: int, given: Given) -> dict[str, Any]:
 
 
 def _agent(value: Any, given: Given) -> KeyOutcome:
-    return KeyOutcome(
-        {}, "missing", "write a workflow (howto/workflow.md), or workflow: {use: agent, agent: 'FILE.py:solve'}"
-    )
+    return KeyOutcome.missing("write a workflow (howto/workflow.md), or workflow: {use: agent, agent: 'FILE.py:solve'}")
 
 
 def _lora(value: int, given: Given) -> dict[str, Any]:
@@ -282,19 +279,19 @@ def _data(
 
 def _samples(value: int, given: Given) -> KeyOutcome:
     if value >= 10**8:
-        return KeyOutcome({}, "ignored", "all of the data")
-    return KeyOutcome(
-        {}, "missing", f"if the data has more rows: split 'train[:{value}]' of the source hub, or a shorter file"
+        return KeyOutcome.ignored("all of the data")
+    return KeyOutcome.missing(
+        f"if the data has more rows: split 'train[:{value}]' of the source hub, or a shorter file"
     )
 
 
 def _generated(value: int, given: Given) -> KeyOutcome:
     batch = given.whole("rollout.batch_size", 1024)
     if value == batch:
-        return KeyOutcome({}, "ignored", "as many as a batch")
+        return KeyOutcome.ignored("as many as a batch")
     if value < batch:
-        return KeyOutcome({}, "missing", f"OpenRLHF then trains on {value} tasks at a time: set batch_size")
-    return KeyOutcome({"rollout.oversample": value / batch - 1}, "changed", "the share above a batch")
+        return KeyOutcome.missing(f"OpenRLHF then trains on {value} tasks at a time: set batch_size")
+    return KeyOutcome({"rollout.oversample": value / batch - 1}, "the share above a batch")
 
 
 def _wandb(given: Given) -> dict[str, Any]:
@@ -376,8 +373,8 @@ ROWS = (
     changed("data.max_samples", "tasks.train.split", whole, 1000, "", _samples),
     part("rollout.max_new_tokens", "sampling.max_tokens", count, 1024),
     changed("data.image_key", "tasks.train", text, "images", "the column is read under this name",
-            lambda v, given: KeyOutcome({}, "ignored", "the column is read under this name") if v in ("images", "image")
-            else KeyOutcome({}, "missing", "name the column images: docs/howto/vision.md")),
+            lambda v, given: KeyOutcome.ignored("the column is read under this name") if v in ("images", "image")
+            else KeyOutcome.missing("name the column images: docs/howto/vision.md")),
     ignored("data.max_images_per_prompt", "all images of a prompt are read", 0),
     ignored("data.disable_fast_tokenizer", "the tokenizer's own setting applies", True),
     ignored("data.dataloader_num_workers", _DATA, 0),
@@ -495,9 +492,9 @@ ROWS = (
     same("ckpt.save_steps", "checkpoint.every", interval, 20),
     same("ckpt.max_num", "checkpoint.keep", count, 3),
     changed("ckpt.output_dir", "out", text, "ckpt/final", "a run's folder is out/name",
-            lambda v, given: KeyOutcome({}, "ignored", "the model is exported to the run's folder, out/name")),
+            lambda v, given: KeyOutcome.ignored("the model is exported to the run's folder, out/name")),
     changed("ckpt.path", "out", text, "ckpt", "a run's folder is out/name",
-            lambda v, given: KeyOutcome({}, "ignored", "checkpoints are written to the run's folder, out/name")),
+            lambda v, given: KeyOutcome.ignored("checkpoints are written to the run's folder, out/name")),
     changed("ckpt.save_hf", "checkpoint.export", flag, True, "a model export with every checkpoint",
             switched({"checkpoint.export": "every"}, "a model export with every checkpoint")),
     ignored("ckpt.load_enable", "rlsdk resumes only on request: rlsdk train CONFIG --resume", True),

@@ -103,8 +103,8 @@ def trackers(value: Any, options: Mapping[str, Mapping[str, Any]]) -> KeyOutcome
     }
     lacking = [name for name in names if name not in TRACKERS and name not in BUILT_IN]
     if lacking:
-        return KeyOutcome(found, "missing", f"there is no tracker {' or '.join(lacking)}: write one (howto/plugin.md)")
-    return KeyOutcome(found, "mapped", "" if found["trackers"] else "metrics.jsonl and the terminal always get them")
+        return KeyOutcome(found, f"there is no tracker {' or '.join(lacking)}: write one (howto/plugin.md)", "missing")
+    return KeyOutcome(found, "" if found["trackers"] else "metrics.jsonl and the terminal always get them", "mapped")
 
 
 def trackers_with(project: str, usual: str = "") -> Give:
@@ -124,10 +124,10 @@ def of_critic(estimator: str, name: str, to: str, of_actor: str = "") -> Give:
 
     def give(value: Any, given: Given) -> KeyOutcome:
         if str(given.get(estimator)) != name:
-            return KeyOutcome({}, "ignored", "the algorithm has no critic; a reward has its own model: reward_model")
+            return KeyOutcome.ignored("the algorithm has no critic; a reward has its own model: reward_model")
         if of_actor and value == given.get(of_actor):
-            return KeyOutcome({}, "ignored", "the critic starts from model.path")
-        return KeyOutcome({to: value}, "mapped", "")
+            return KeyOutcome.ignored("the critic starts from model.path")
+        return KeyOutcome({to: value})
 
     return give
 
@@ -145,10 +145,10 @@ def critic_warmup(estimator: str, name: str, more: int = 0, note: str = "") -> G
     def give(value: int, given: Given) -> KeyOutcome:
         steps = value + more
         if value < 0 or steps <= 0:
-            return KeyOutcome({}, "ignored", "actor and critic are trained from the first step")
+            return KeyOutcome.ignored("actor and critic are trained from the first step")
         if str(given.get(estimator)) != name:
-            return KeyOutcome({}, "ignored", "the algorithm has no critic")
-        return KeyOutcome({"critic.warmup_steps": steps}, "changed" if note else "mapped", note)
+            return KeyOutcome.ignored("the algorithm has no critic")
+        return KeyOutcome({"critic.warmup_steps": steps}, note)
 
     return give
 
@@ -241,7 +241,7 @@ def optimizer(
     def give(value: str, given: Given) -> KeyOutcome:
         name = value.lower()
         if name in adamw:
-            return KeyOutcome({}, "ignored", "AdamW, the default")
+            return KeyOutcome.ignored("AdamW, the default")
         found = optimizer_of(name)
         if betas is not None and found.values == {"learner.optimizer": "zoo/lion"}:
             return attrs.evolve(found, values={"learner.optimizer": {"use": "zoo/lion", "betas": betas(given)}})
@@ -253,12 +253,12 @@ def optimizer(
 def optimizer_of(name: str) -> KeyOutcome:
     """Convert the name of an optimiser other than AdamW, in lower case."""
     if name == "sgd":
-        return KeyOutcome({"learner.optimizer": "sgd"}, "mapped", "")
+        return KeyOutcome({"learner.optimizer": "sgd"})
     if re.fullmatch(r"(paged_)?lion(_(8|32)bit)?", name):
-        return KeyOutcome({"learner.optimizer": "zoo/lion"}, "changed", ZOO)
+        return KeyOutcome({"learner.optimizer": "zoo/lion"}, ZOO)
     if "muon" in name:
-        return KeyOutcome({}, "missing", MUON_NOTE)
-    return KeyOutcome({}, "missing", OPTIMIZER_NOTE)
+        return KeyOutcome.missing(MUON_NOTE)
+    return KeyOutcome.missing(OPTIMIZER_NOTE)
 
 
 def lora_of(alpha: str, usual: float) -> Give:
@@ -278,12 +278,12 @@ def lora_of(alpha: str, usual: float) -> Give:
 def share_of_steps(steps: int | None, ratio: float) -> KeyOutcome:
     """Convert warm-up steps given as a share of all optimiser steps."""
     if ratio == 0:
-        return KeyOutcome({"learner.warmup_steps": 0}, "mapped", "")
+        return KeyOutcome({"learner.warmup_steps": 0})
     if steps is None:
         note = f"a share of all steps, which depend on the data: set learner.warmup_steps to {ratio:g} times it"
-        return KeyOutcome({}, "missing", note)
+        return KeyOutcome.missing(note)
     found = round(steps * ratio)
-    return KeyOutcome({"learner.warmup_steps": found}, "changed", f"in optimiser steps: {ratio:g} of {steps}")
+    return KeyOutcome({"learner.warmup_steps": found}, f"in optimiser steps: {ratio:g} of {steps}")
 
 
 def no_cut(key: str, sample: Any = 0.9, name: str = "top_p") -> KeyRule:
@@ -293,9 +293,9 @@ def no_cut(key: str, sample: Any = 0.9, name: str = "top_p") -> KeyRule:
     def give(value: Any, _: Given) -> KeyOutcome:
         if number(value) in off:
             known: dict[str, dict[str, Any]] = {"top_p": {"sampling.top_p": 1.0}, "top_k": {"sampling.top_k": 0}}
-            return KeyOutcome(known.get(name, {}), "mapped" if name in known else "ignored", "off")
+            return KeyOutcome(known.get(name, {}), "off", "mapped" if name in known else "ignored")
         advice = "the learner would train on probabilities other than those sampled from; lower sampling.temperature"
-        return KeyOutcome({}, "missing", f"must be off during training: {advice}")
+        return KeyOutcome.missing(f"must be off during training: {advice}")
 
     return KeyRule(key, "missing", (f"sampling.{name}",) if name in ("top_p", "top_k") else (), "", sample, give=give)
 
@@ -330,14 +330,14 @@ def evaluated(name: str, value: float, temperature: float) -> KeyOutcome:
         temperature: Temperature of the evaluations; at 0, the other trainer takes greedy answers.
     """
     if temperature <= 0:
-        return KeyOutcome({}, "ignored", "greedy answers are part of every evaluation: eval/greedy")
+        return KeyOutcome.ignored("greedy answers are part of every evaluation: eval/greedy")
     if name == "temperature":
-        return KeyOutcome({"eval.temperature": value, "eval.greedy": False}, "mapped", "")
+        return KeyOutcome({"eval.temperature": value, "eval.greedy": False})
     if name == "top_k":
-        return KeyOutcome({"eval.top_k": max(0, int(value))}, "mapped", "")
+        return KeyOutcome({"eval.top_k": max(0, int(value))})
     if not 0 < value <= 1:
         raise UnfitError(f"expected a share above 0 and at most 1, got {value:g}")
-    return KeyOutcome({"eval.top_p": value}, "mapped", "")
+    return KeyOutcome({"eval.top_p": value})
 
 
 def dataset(paths: Any, split: str, columns: Mapping[str, str], **more: Any) -> dict[str, Any]:
@@ -385,8 +385,8 @@ def template_variables(given: Given, section: str) -> dict[str, Any]:
 def template_file(value: Any, _: Given) -> KeyOutcome:
     """Convert the path of a chat template; other trainers also take a template from another model's tokenizer."""
     if PurePath(text(value)).suffix in (".jinja", ".jinja2", ".j2"):
-        return KeyOutcome({"model.renderer.file": text(value)}, "mapped", "")
-    return KeyOutcome({}, "missing", f"save the chat_template of its tokenizer to a file, and {TEMPLATE_NOTE}")
+        return KeyOutcome({"model.renderer.file": text(value)})
+    return KeyOutcome.missing(f"save the chat_template of its tokenizer to a file, and {TEMPLATE_NOTE}")
 
 
 def likely_reward(*hints: Any) -> dict[str, Any]:
@@ -426,10 +426,9 @@ def routing_replay(key: str, *off: str) -> KeyRule:
 
     def give(value: Any, _: Given) -> KeyOutcome:
         if str(value).lower() in off:
-            return KeyOutcome({}, "ignored", "off, as by default")
+            return KeyOutcome.ignored("off, as by default")
         replayed = {"algorithm.correction[]": {"use": "routing_replay", "cap": None}}
-        return KeyOutcome(replayed, "changed" if str(value).upper() == "R2" else "mapped",
-                          note if str(value).upper() == "R2" else "")  # fmt: skip
+        return KeyOutcome(replayed, note if str(value).upper() == "R2" else "")
 
     return KeyRule(key, "changed", ("algorithm.correction",), note, "R3", give=give)
 
@@ -444,10 +443,10 @@ def experts_sharded(key: str, tensor_parallel: str) -> KeyRule:
 
     def give(value: int, given: Given) -> KeyOutcome:
         if value == 1:
-            return KeyOutcome({}, "ignored", "off, as by default")
+            return KeyOutcome.ignored("off, as by default")
         everywhere = given.whole(tensor_parallel) == value
         note = "" if everywhere else "vLLM shares the experts among all GPUs of an engine: engine.tensor_parallel_size"
-        return KeyOutcome({"engine.args.enable_expert_parallel": True}, "mapped" if everywhere else "changed", note)
+        return KeyOutcome({"engine.args.enable_expert_parallel": True}, note)
 
     return KeyRule(key, "changed", ("engine.args",), "among all GPUs of an engine", 2, count, give)
 
@@ -456,8 +455,8 @@ def of_vllm(value: Any, given: Given) -> KeyOutcome:
     """Convert an argument of vLLM's engine, which a key ends with."""
     name = given.key.rpartition(".")[2]
     if name in ENGINE_FIELDS:
-        return KeyOutcome({f"engine.args.{name}": value}, "mapped", "")
-    return KeyOutcome({}, "missing", "put it into engine.args if vLLM's EngineArgs has it")
+        return KeyOutcome({f"engine.args.{name}": value})
+    return KeyOutcome.missing("put it into engine.args if vLLM's EngineArgs has it")
 
 
 def switched(values: Mapping[str, Any], note: str = "") -> Give:
@@ -465,7 +464,7 @@ def switched(values: Mapping[str, Any], note: str = "") -> Give:
 
     def give(value: Any, _: Given) -> KeyOutcome:
         if flag(value):
-            return KeyOutcome(values, "changed" if note else "mapped", note)
-        return KeyOutcome({}, "ignored", "off")
+            return KeyOutcome(values, note)
+        return KeyOutcome.ignored("off")
 
     return give

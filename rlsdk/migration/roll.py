@@ -154,9 +154,11 @@ def _response(given: Given) -> int:
 
 def _batch(value: int, given: Given) -> KeyOutcome:
     if not _agentic(given):
-        return KeyOutcome({"batch_size": value}, "mapped", "")
-    return KeyOutcome({"batch_size": max(1, value // _group(given))}, "changed",
-                   "ROLL counts trajectories; rlsdk counts tasks, each with group_size rollouts")  # fmt: skip
+        return KeyOutcome({"batch_size": value})
+    return KeyOutcome(
+        {"batch_size": max(1, value // _group(given))},
+        "ROLL counts trajectories; rlsdk counts tasks, each with group_size rollouts",
+    )
 
 
 def _estimator(value: Any, given: Given) -> KeyOutcome:
@@ -208,7 +210,7 @@ def _estimator(value: Any, given: Given) -> KeyOutcome:
         "algorithm.value_clip": given.read("value_clip", number) if value == "gae" else None,
         "algorithm.shaping": [*shaping, *_kl_in_reward(given)],
     }
-    return KeyOutcome(values, "changed" if note else "mapped", note)
+    return KeyOutcome(values, note)
 
 
 def _norm_type(of: str, given: Given) -> str:
@@ -229,8 +231,8 @@ def _kl_in_reward(given: Given) -> list[dict[str, Any]]:
 
 def _clip(value: float, given: Given) -> KeyOutcome:
     if str(given.get(f"{TRAIN}.pg_variant", "ppo")) != "ppo":
-        return KeyOutcome({}, "ignored", f"{TRAIN}.pg_variant takes precedence")
-    return KeyOutcome({"algorithm.policy_loss": _ppo(given)}, "mapped", "")
+        return KeyOutcome.ignored(f"{TRAIN}.pg_variant takes precedence")
+    return KeyOutcome({"algorithm.policy_loss": _ppo(given)})
 
 
 def _ppo(given: Given) -> dict[str, Any]:
@@ -256,22 +258,22 @@ def _variant(value: str, given: Given) -> KeyOutcome:
     note = {"topr": "ROLL truncates the ratio of each token, rlsdk that of the whole answer", "kimi15": ZOO}.get(
         value, ""
     )
-    return KeyOutcome({"algorithm.policy_loss": options[value]}, "changed" if note else "mapped", note)
+    return KeyOutcome({"algorithm.policy_loss": options[value]}, note)
 
 
 def _difficulty(value: bool, given: Given) -> KeyOutcome:
     if not value:
-        return KeyOutcome({}, "ignored", "off")
+        return KeyOutcome.ignored("off")
     bounds = {"low": given.read("difficulty_low_threshold", number, 0.0),
               "high": given.read("difficulty_high_threshold", number, 1.0)}  # fmt: skip
     note = "drops the group, by the share of rollouts that pass; ROLL masks it, by its mean reward"
-    return KeyOutcome({"algorithm.filters[]": {"use": "pass_rate", **bounds}}, "changed", note)
+    return KeyOutcome({"algorithm.filters[]": {"use": "pass_rate", **bounds}}, note)
 
 
 def _bounded_rewards(_: Any, given: Given) -> KeyOutcome:
     estimator = _estimator(str(given.get("adv_estimator")), given).values["algorithm.use"]
     grouped = estimator == "grpo" and "ROLL bounds what is left after rewards are compared within their group"
-    return KeyOutcome({}, "changed" if grouped else "mapped", grouped or "")
+    return KeyOutcome({}, grouped or "")
 
 
 CORRECTION = "train_infer_correction"
@@ -293,14 +295,14 @@ def _mismatch(_: Any, given: Given) -> KeyOutcome:
     cap = given.read(f"{CORRECTION}.is_weight.upper_bound", number, 1.2)
     masks = [_filter_of_ratios(each) for each in _filters_of_ratios(given)]
     if not weighted and not masks:
-        return KeyOutcome({}, "ignored", "off")
+        return KeyOutcome.ignored("off")
     if weighted and level not in ("token", "sequence"):
         raise UnfitError(f"no correction weighs by the ratio of a {level}; see rlsdk plugins correction")
     single = len(masks) == 1 and masks[0]["use"] == MASKS.get(level) and cap >= masks[0]["high"]
     if weighted and single:
-        return KeyOutcome({"algorithm.correction": {**masks[0], "use": "mis", "level": level}}, "mapped", "")
+        return KeyOutcome({"algorithm.correction": {**masks[0], "use": "mis", "level": level}})
     found = [*([{"use": "tis", "cap": cap, "level": level}] if weighted else []), *masks]
-    return KeyOutcome({"algorithm.correction": found if len(found) > 1 else found[0]}, "mapped", "")
+    return KeyOutcome({"algorithm.correction": found if len(found) > 1 else found[0]})
 
 
 def _filter_of_ratios(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -326,7 +328,7 @@ def _kl_loss(value: bool, given: Given) -> dict[str, Any]:
 
 def _warmup_ratio(value: float, given: Given) -> KeyOutcome:
     if given.whole(f"{TRAIN}.training_args.warmup_steps", 0):
-        return KeyOutcome({}, "ignored", "warmup_steps takes precedence")
+        return KeyOutcome.ignored("warmup_steps takes precedence")
     return share_of_steps(given.whole("max_steps", 0) * _updates(given) or None, value)
 
 
@@ -340,7 +342,7 @@ def _strategy(role: str) -> KeyRule:
                 raise UnfitError(f"there is no engine {value!r}; available are vllm and transformers")
             lacking = value == "sglang"
             note = "there is no SGLang engine; vLLM is used instead" if lacking else ""
-            return KeyOutcome({"engine.use": known[str(value)]}, "missing" if lacking else "mapped", note)
+            return KeyOutcome({"engine.use": known[str(value)]}, note, "missing" if lacking else "mapped")
 
         return same(key, "engine.use", text, "vllm", engine)
 
@@ -350,10 +352,8 @@ def _strategy(role: str) -> KeyRule:
             stage = given.section(f"{config}.zero_optimization").get("stage")
             named = next((each for name, each in ZERO.items() if str(given.get(config)) == f"${{{name}}}"), None)
             found = stage if isinstance(stage, int) else named
-            return KeyOutcome({"learner.zero_stage": found} if found is not None else {}, "mapped", "")
-        return KeyOutcome(
-            {"learner.zero_stage": 1}, "changed", f"{LEARNER_NOTE}, without tensor or pipeline parallelism"
-        )
+            return KeyOutcome({"learner.zero_stage": found} if found is not None else {})
+        return KeyOutcome({"learner.zero_stage": 1}, f"{LEARNER_NOTE}, without tensor or pipeline parallelism")
 
     return changed(key, "learner.zero_stage", text, "megatron_train", LEARNER_NOTE, learner)
 
@@ -385,11 +385,11 @@ def _environments(given: Given) -> dict[str, dict[str, Any]]:
 
 def _kind(value: str, given: Given) -> KeyOutcome:
     if value in ENVIRONMENTS:
-        return KeyOutcome({}, "changed", "environments of rlsdk-gridworlds")
+        return KeyOutcome({}, "environments of rlsdk-gridworlds")
     if value == "gymnasium":
-        return KeyOutcome({}, "changed", "an environment of rlsdk")
+        return KeyOutcome({}, "an environment of rlsdk")
     single = "; those with one question each are tasks, with a reward such as math" if "math" in value else ""
-    return KeyOutcome({}, "missing", f"write this environment (howto/environment.md){single}")
+    return KeyOutcome.missing(f"write this environment (howto/environment.md){single}")
 
 
 def _played(given: Given, manager: str, split: str, environments: Mapping[str, Any]) -> dict[str, Any]:
@@ -434,7 +434,7 @@ def _evaluated_answers(given: Given) -> int:
 
 
 def _validated(_: int, given: Given) -> Mapping[str, Any] | KeyOutcome:
-    return {} if not _agentic(given) and _evaluated_answers(given) else KeyOutcome({}, "ignored", "as in training")
+    return {} if not _agentic(given) and _evaluated_answers(given) else KeyOutcome.ignored("as in training")
 
 
 def _finish_rlvr(given: Given) -> dict[str, Any]:
@@ -497,7 +497,7 @@ def _of_rewards(give: Give) -> Give:
 
     def given_rewards(value: Any, given: Given) -> Mapping[str, Any] | KeyOutcome:
         if _distills(given):
-            return KeyOutcome({}, "ignored", "a teacher takes the place of rewards")
+            return KeyOutcome.ignored("a teacher takes the place of rewards")
         return give(value, given)
 
     return given_rewards
@@ -656,7 +656,7 @@ ROWS = (
               "micro-batches have no rounded lengths", 4),
     changed(f"{TRAIN}.max_tokens_per_microbatch_in_train", "learner.micro_batch_tokens", whole, 8192, "with padding",
             lambda v, given: {"learner.micro_batch_tokens": v} if _dynamic(given) and v
-            else KeyOutcome({}, "ignored", "use_dynamic_batching_in_train is off")),
+            else KeyOutcome.ignored("use_dynamic_batching_in_train is off")),
     routing_replay(f"{TRAIN}.router_replay.mode", "disable", "disabled"),
     unless(f"{TRAIN}.mtp_training_mode", ("disabled",), "multi-token prediction is not trained", "joint"),
     changed(f"{TRAIN}.use_sequence_packing", "learner.rows", flag, True, "worthwhile with flash_attention_2",
@@ -709,7 +709,7 @@ ROWS = (
     ignored(f"{TRAIN}.**", *_HERE),
     changed("teacher.model_args.model_name_or_path", "model.reference", text, "Qwen/Qwen3-32B", "algorithm: opd",
             lambda v, given: {"model.reference": v} if _distills(given)
-            else KeyOutcome({}, "missing", "algorithm: opd; the teacher is model.reference")),
+            else KeyOutcome.missing("algorithm: opd; the teacher is model.reference")),
     part("teacher.opd_kl_coef", "algorithm.advantage.coef", number, 1.0),
     missing("teacher.*.model_args.model_name_or_path", "there is one teacher, model.reference", "x"),
     ignored("teacher.**", f"the teacher runs with the learner; {_ROLE}", 1),

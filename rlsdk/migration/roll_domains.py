@@ -21,18 +21,18 @@ def convert_worker(value: str, given: Given) -> KeyOutcome:
     """Report the worker of a domain's rewards, which `reward_of` converts."""
     name = value.rsplit(".", 1)[-1]
     if name in REWARDS:
-        return KeyOutcome({}, "changed", "the nearest built-in reward")
+        return KeyOutcome({}, "the nearest built-in reward")
     if name == "GeneralRuleRewardWorker":
         note = (
             "IFEval's instructions are checked by ifeval/followed of rlsdk-ifeval; its tasks name them in two columns"
         )
-        return KeyOutcome({}, "missing", f"{note} (howto/ifeval.md)")
+        return KeyOutcome.missing(f"{note} (howto/ifeval.md)")
     if "Judge" not in name:
-        return KeyOutcome({}, "missing", "no built-in reward is like it: write one (howto/reward.md)")
+        return KeyOutcome.missing("no built-in reward is like it: write one (howto/reward.md)")
     if any(_judge(domain, given) for domain in given.section("rewards")):
-        return KeyOutcome({}, "changed", "a judge with rlsdk's own rubric and form of the score")
+        return KeyOutcome({}, "a judge with rlsdk's own rubric and form of the score")
     note = "no built-in reward is like it: use judge, with base_url and model of a server such as vLLM's"
-    return KeyOutcome({}, "missing", note)
+    return KeyOutcome.missing(note)
 
 
 def _judge(domain: str, given: Given) -> dict[str, Any]:
@@ -54,15 +54,15 @@ def reward_of(domain: str, given: Given) -> dict[str, Any]:
 def convert_sources(_: Any, given: Given) -> KeyOutcome:
     """Report the tags of tasks that a domain's reward scores."""
     if reward_of(given.key.split(".")[1], given):
-        return KeyOutcome({}, "changed", "sources of the reward")
-    return KeyOutcome({}, "ignored", "sources of the reward that worker_cls needs")
+        return KeyOutcome({}, "sources of the reward")
+    return KeyOutcome.ignored("sources of the reward that worker_cls needs")
 
 
 def convert_judge_key(value: Any, _: Given) -> KeyOutcome:
     """Report the key of a judge's API, which must be in an environment variable."""
     if str(value).startswith("${oc.env:"):
-        return KeyOutcome({}, "mapped", "")
-    return KeyOutcome({}, "missing", "put it into an environment variable, and name that in the judge's api_key_env")
+        return KeyOutcome({})
+    return KeyOutcome.missing("put it into an environment variable, and name that in the judge's api_key_env")
 
 
 def _filter_of(domain: str, given: Given) -> dict[str, Any] | None:
@@ -86,14 +86,12 @@ def filters_of_domains(given: Given) -> list[dict[str, Any]]:
 def convert_filter(value: str, given: Given) -> KeyOutcome:
     """Report the filter of a domain's tasks, which `filters_of_domains` converts."""
     if value == "no_filter":
-        return KeyOutcome({}, "ignored", "off")
+        return KeyOutcome.ignored("off")
     if not filters_of_domains(given):
-        return KeyOutcome(
-            {}, "missing", "a filter applies to all domains, and theirs differ: write one (howto/plugin.md)"
-        )
+        return KeyOutcome.missing("a filter applies to all domains, and theirs differ: write one (howto/plugin.md)")
     notes = ["by the share of rollouts that pass, ROLL by their mean reward"] if value == "mean_filter" else []
     notes += ["applies to all domains"] if len(given.section("rewards")) > 1 else []
-    return KeyOutcome({}, "changed" if notes else "mapped", "; ".join(notes))
+    return KeyOutcome({}, "; ".join(notes))
 
 
 def files_of_domains(given: Given) -> dict[str, list[str]]:
@@ -119,7 +117,7 @@ def _named(domain: str, name: str) -> bool:
 def convert_share(value: float, given: Given) -> KeyOutcome:
     """Report the share of a domain's tasks in a batch, which becomes the weight of a source."""
     if files_of_domains(given):
-        return KeyOutcome({}, "changed", "the weight of a source of its own, whose files are guessed from their names")
+        return KeyOutcome({}, "the weight of a source of its own, whose files are guessed from their names")
     if value == 1:
-        return KeyOutcome({}, "ignored", "the only domain")
-    return KeyOutcome({}, "missing", "tasks.train: one source per domain, with its weight")
+        return KeyOutcome.ignored("the only domain")
+    return KeyOutcome.missing("tasks.train: one source per domain, with its weight")

@@ -29,13 +29,27 @@ class KeyOutcome:
 
     Attributes:
         values: Path in an rlsdk config -> value; a path that ends with `[]` is appended to.
-        status: Status in place of the row's.
         note: Note in place of the row's.
+        status: Status in place of the row's; by default, a note says how the meaning has changed.
     """
 
     values: Mapping[str, Any]
-    status: Status
-    note: str
+    note: str = ""
+    status: Status = attrs.field()
+
+    @status.default
+    def _by_note(self) -> Status:
+        return "changed" if self.note else "mapped"
+
+    @classmethod
+    def ignored(cls, note: str) -> KeyOutcome:
+        """Return the outcome for a value that needs no counterpart; the note says why."""
+        return cls({}, note, "ignored")
+
+    @classmethod
+    def missing(cls, note: str) -> KeyOutcome:
+        """Return the outcome for a value without a counterpart; the note says what to do."""
+        return cls({}, note, "missing")
 
 
 @attrs.frozen(eq=False)
@@ -116,10 +130,10 @@ class KeyRule:
             UnfitError: The value has no counterpart.
         """
         if self.status in ("missing", "ignored") and self.give is None:
-            return KeyOutcome({}, self.status, self.note)
+            return KeyOutcome({}, self.note, self.status)
         found = self.read(value)
         made = dict.fromkeys(self.to, found) if self.give is None else self.give(found, given)
-        return made if isinstance(made, KeyOutcome) else KeyOutcome(made, self.status, self.note)
+        return made if isinstance(made, KeyOutcome) else KeyOutcome(made, self.note, self.status)
 
 
 @attrs.frozen(kw_only=True)
@@ -206,8 +220,8 @@ def unless(key: str, harmless: tuple[Any, ...], note: str, sample: Any) -> KeyRu
 
     def give(value: Any, _: Given) -> KeyOutcome:
         if value in harmless or str(value).lower() in [str(each).lower() for each in harmless]:
-            return KeyOutcome({}, "ignored", "off, as always in rlsdk")
-        return KeyOutcome({}, "missing", note)
+            return KeyOutcome.ignored("off, as always in rlsdk")
+        return KeyOutcome.missing(note)
 
     return KeyRule(key, "missing", (), note, sample, give=give)
 
@@ -217,7 +231,7 @@ def only_with(switch: str, key: str, note: str, sample: Any = 1) -> KeyRule:
 
     def give(value: Any, given: Given) -> KeyOutcome:
         on = given.read(switch, flag, False)
-        return KeyOutcome({}, "missing" if on else "ignored", note if on else f"{switch} is off")
+        return KeyOutcome.missing(note) if on else KeyOutcome.ignored(f"{switch} is off")
 
     return KeyRule(key, "missing", (), note, sample, give=give)
 

@@ -215,13 +215,13 @@ def _filters(given: Given) -> list[Any]:
 
 def _operator(value: str, given: Given) -> KeyOutcome:
     if value == "invalid_reward_filter":
-        return KeyOutcome({}, "ignored", "rollouts without a score are dropped automatically")
+        return KeyOutcome.ignored("rollouts without a score are dropped automatically")
     if value == "dapo_dynamic_sampling":
-        return KeyOutcome({"rollout.dynamic_sampling": True}, "changed", "keeps groups whose rewards differ")
+        return KeyOutcome({"rollout.dynamic_sampling": True}, "keeps groups whose rewards differ")
     notes = {"reward_std_filter": "drops groups", "mask_response_truncated": "drops truncated rollouts"}
     if value not in notes:
-        return KeyOutcome({}, "missing", "algorithm.filters and algorithm.shaping, see rlsdk plugins")
-    return KeyOutcome({}, "changed", notes[value])
+        return KeyOutcome.missing("algorithm.filters and algorithm.shaping, see rlsdk plugins")
+    return KeyOutcome({}, notes[value])
 
 
 def _offline(given: Given) -> bool:
@@ -249,10 +249,10 @@ def _held(key: str, sample: str, usual: str = "") -> KeyRule:
 
     def give(value: Any, given: Given) -> KeyOutcome:
         if not _offline(given):
-            return KeyOutcome({}, "ignored", _BUFFER)
+            return KeyOutcome.ignored(_BUFFER)
         if usual and value != usual:
-            return KeyOutcome({}, "missing", f"rename the column to {usual}")
-        return KeyOutcome({}, "mapped", "")
+            return KeyOutcome.missing(f"rename the column to {usual}")
+        return KeyOutcome({})
 
     return KeyRule(f"{EXPERIENCE}.{key}", "mapped", ("tasks.train",), "", sample, text, give)
 
@@ -260,8 +260,8 @@ def _held(key: str, sample: str, usual: str = "") -> KeyRule:
 def _ahead(to: str) -> Any:
     def give(value: int, given: Given) -> KeyOutcome:
         if _offline(given):
-            return KeyOutcome({}, "ignored", "nothing is sampled")
-        return KeyOutcome({to: value}, "mapped", "")
+            return KeyOutcome.ignored("nothing is sampled")
+        return KeyOutcome({to: value})
 
     return give
 
@@ -333,17 +333,15 @@ def _clipped_rec(arguments: Mapping[str, Any]) -> bool:
 def _rec_option(value: Any, given: Given) -> KeyOutcome:
     arguments = _arguments(given, "policy_loss_fn_args")
     if value == "none" or (_clipped_rec(arguments) and value in ("one-side", "importance_sampling")):
-        return KeyOutcome({}, "ignored", "as in the policy loss that is taken")
-    return KeyOutcome(
-        {}, "missing", "reinforce is taken, or ppo for one-side with importance_sampling: write a policy loss"
-    )
+        return KeyOutcome.ignored("as in the policy loss that is taken")
+    return KeyOutcome.missing("reinforce is taken, or ppo for one-side with importance_sampling: write a policy loss")
 
 
 def _sequence_masking(value: bool, given: Given) -> KeyOutcome:
     if not value:
-        return KeyOutcome({}, "ignored", "off")
+        return KeyOutcome.ignored("off")
     threshold = given.read("algorithm.policy_loss_fn_args.delta_sequence_masking", number, 0.1)
-    return KeyOutcome({"algorithm.correction": {"use": "zoo/off_policy_mask", "threshold": threshold}}, "changed", ZOO)
+    return KeyOutcome({"algorithm.correction": {"use": "zoo/off_policy_mask", "threshold": threshold}}, ZOO)
 
 
 def _chord(arguments: Mapping[str, Any]) -> float | dict[str, Any]:
@@ -391,21 +389,21 @@ def _total(value: int, given: Given) -> dict[str, Any]:
 
 def _epochs(value: float, given: Given) -> KeyOutcome:
     if given.whole("buffer.total_steps", 0) or given.whole("trainer.total_steps", 0):
-        return KeyOutcome({}, "ignored", "total_steps takes precedence")
-    return KeyOutcome({"epochs": value}, "mapped", "")
+        return KeyOutcome.ignored("total_steps takes precedence")
+    return KeyOutcome({"epochs": value})
 
 
 def _warmup_ratio(value: float, given: Given) -> KeyOutcome:
     if given.whole("algorithm.optimizer.lr_warmup_steps", -1) >= 0:
-        return KeyOutcome({}, "ignored", "lr_warmup_steps takes precedence")
+        return KeyOutcome.ignored("lr_warmup_steps takes precedence")
     steps = given.whole("buffer.total_steps", 0) or given.whole("trainer.total_steps", 0)
     return share_of_steps(steps * _updates(given) or None, value)
 
 
 def _engine(value: str, given: Given) -> KeyOutcome:
     if value in ("vllm", "vllm_async", "async"):
-        return KeyOutcome({"engine.use": "vllm"}, "mapped", "")
-    return KeyOutcome({"engine.use": "vllm"}, "missing", f"there is no engine {value!r}; vLLM is used instead")
+        return KeyOutcome({"engine.use": "vllm"})
+    return KeyOutcome({"engine.use": "vllm"}, f"there is no engine {value!r}; vLLM is used instead", "missing")
 
 
 def _gpus(given: Given) -> dict[str, Any]:
@@ -425,13 +423,13 @@ def _gpus(given: Given) -> dict[str, Any]:
 def _out(value: Any, given: Given) -> KeyOutcome:
     folders = [str(given.get("project", "Trinity-RFT")), str(given.get("group") or "")]
     below = "/".join(folder for folder in folders if folder)
-    return KeyOutcome({"out": f"{text(value).rstrip('/')}/{below}"}, "changed", "a run's folder is out/name")
+    return KeyOutcome({"out": f"{text(value).rstrip('/')}/{below}"}, "a run's folder is out/name")
 
 
 def _mode(value: Any, given: Given) -> KeyOutcome:
     if value in ("both", "colocate") or (value == "train" and _offline(given)):
-        return KeyOutcome({}, "mapped", "")
-    return KeyOutcome({}, "missing", f"rlsdk train CONFIG --mode {value}")
+        return KeyOutcome({})
+    return KeyOutcome.missing(f"rlsdk train CONFIG --mode {value}")
 
 
 def _finish(given: Given) -> dict[str, Any]:
@@ -471,17 +469,15 @@ def _finish(given: Given) -> dict[str, Any]:
 
 def _workflow(value: str, given: Given) -> KeyOutcome:
     if value in WORKFLOWS:
-        return KeyOutcome({}, "changed", "the reward is a separate component: reward")
+        return KeyOutcome({}, "the reward is a separate component: reward")
     note = "workflow: tools, environment or agent, or your own (howto/workflow.md), and its reward"
-    return KeyOutcome({}, "missing", note)
+    return KeyOutcome.missing(note)
 
 
 def _reward(value: str, given: Given) -> KeyOutcome:
     if value in REWARDS:
-        return KeyOutcome({}, "mapped", "")
-    return KeyOutcome(
-        {}, "missing", f"reward: {{use: foreign, path: 'FILE.py:CLASS', style: trinity}} runs {value} unchanged"
-    )
+        return KeyOutcome({})
+    return KeyOutcome.missing(f"reward: {{use: foreign, path: 'FILE.py:CLASS', style: trinity}} runs {value} unchanged")
 
 
 def _distills(given: Given) -> bool:
@@ -496,10 +492,10 @@ def _single_turn(given: Given) -> bool:
 
 def _eval_workflow(value: str, given: Given) -> KeyOutcome:
     if value in WORKFLOWS and _single_turn(given):
-        return KeyOutcome({}, "ignored", "evaluations use the training's workflow and reward")
+        return KeyOutcome.ignored("evaluations use the training's workflow and reward")
     if value in WORKFLOWS:
-        return KeyOutcome({"eval.workflow": WORKFLOWS[value][0]}, "changed", "its reward is the training's")
-    return KeyOutcome({}, "missing", "eval.workflow; its reward is the training's")
+        return KeyOutcome({"eval.workflow": WORKFLOWS[value][0]}, "its reward is the training's")
+    return KeyOutcome.missing("eval.workflow; its reward is the training's")
 
 
 def _overlong(given: Given, where: str) -> list[dict[str, Any]]:
@@ -519,10 +515,10 @@ def _of_verl(key: str, to: str, read: Any, sample: Any, over: str = "") -> KeyRu
 
     def give(value: Any, given: Given) -> KeyOutcome:
         if over and given.flat.get(over) is not None:
-            return KeyOutcome({}, "ignored", f"{over} takes precedence")
+            return KeyOutcome.ignored(f"{over} takes precedence")
         if key.startswith("critic.") and not _algorithm_of(given).get("algorithm.critic"):
-            return KeyOutcome({}, "ignored", "the algorithm has no critic")
-        return KeyOutcome({to: value}, "mapped", "")
+            return KeyOutcome.ignored("the algorithm has no critic")
+        return KeyOutcome({to: value})
 
     return KeyRule(f"{VERL}.{key}", "mapped", (to,), "", sample, read, give)
 
@@ -543,8 +539,8 @@ def _schedule(least: float) -> Any:
 
 def _verl_file(value: str, given: Given) -> KeyOutcome:
     if given.section(VERL):
-        return KeyOutcome({}, "ignored", f"its settings are converted, as {VERL}")
-    return KeyOutcome({}, "missing", f"put the settings of this file under {VERL}, and convert again")
+        return KeyOutcome.ignored(f"its settings are converted, as {VERL}")
+    return KeyOutcome.missing(f"put the settings of this file under {VERL}, and convert again")
 
 
 _THINKING = (
@@ -602,8 +598,8 @@ ROWS = (
     *(unless(f"algorithm.policy_loss_fn_args.{name}", (False,), "see rlsdk plugins policy_loss", True) for name in (
         "enable_mask_clip", "fallback_to_policy_gradient")),
     *(changed(f"algorithm.policy_loss_fn_args.{side}_loss_agg_mode", "algorithm.aggregate", text, "token-mean", "",
-              lambda v, given: KeyOutcome({}, "ignored", "as the other part") if v == given.get("algorithm.loss_agg_mode")
-              else KeyOutcome({}, "missing", "algorithm.aggregate is that of both parts")) for side in ("sft", "grpo")),
+              lambda v, given: KeyOutcome.ignored("as the other part") if v == given.get("algorithm.loss_agg_mode")
+              else KeyOutcome.missing("algorithm.aggregate is that of both parts")) for side in ("sft", "grpo")),
     changed("algorithm.policy_loss_fn_args.enable_sequence_masking", "algorithm.correction", flag, True, ZOO, _sequence_masking),
     part("algorithm.policy_loss_fn_args.delta_sequence_masking", "algorithm.correction.threshold", number, 0.1),
     missing("algorithm.policy_loss_fn_args.**", "see the options of the loss: rlsdk plugins policy_loss", 1),
@@ -686,8 +682,7 @@ ROWS = (
     # Data
     same("buffer.batch_size", "batch_size", count, 96),
     changed("buffer.train_batch_size", "minibatches", count, 96, "optimiser steps per batch",
-            lambda v, given: KeyOutcome({"minibatches": _updates(given)}, "changed",
-                                     "Trinity counts experiences per trainer step; rlsdk splits a batch of rollouts")),
+            lambda v, given: KeyOutcome({"minibatches": _updates(given)}, "Trinity counts experiences per trainer step; rlsdk splits a batch of rollouts")),
     same("buffer.total_epochs", "epochs", number, 1, _epochs),
     same("buffer.total_steps", "steps", count, 100, _total),
     *(row for where in TASKSETS for row in (
@@ -797,15 +792,15 @@ ROWS = (
     ignored(f"{_ROLLOUT}.**", "the engine's default is kept; engine.args accepts vLLM's settings", 1),
     changed("explorer.auxiliary_models.0.model_path", "model.reference", text, "Qwen/Qwen3-32B", "the teacher",
             lambda v, given: {"model.reference": v} if _distills(given)
-            else KeyOutcome({}, "missing", "reward: judge, for a model behind an endpoint")),
+            else KeyOutcome.missing("reward: judge, for a model behind an endpoint")),
     *(changed(f"explorer.auxiliary_models.{name}", "", lambda v: v, 1, "",
-              lambda v, given: KeyOutcome({}, "ignored", "the teacher runs with the learner") if _distills(given)
-              else KeyOutcome({}, "missing", "reward: judge, for a model behind an endpoint")) for name in ("0.**", "**")),
+              lambda v, given: KeyOutcome.ignored("the teacher runs with the learner") if _distills(given)
+              else KeyOutcome.missing("reward: judge, for a model behind an endpoint")) for name in ("0.**", "**")),
     changed("explorer.over_rollout.ratio", "rollout.stop", number, 0.1, "part of a batch suffices",
             lambda v, given: {"rollout.stop": {"use": "enough", "share": 1 - v}} if v else {}),
     changed("explorer.max_timeout", "workflow.timeout", whole, 1800, "",
-            lambda v, given: KeyOutcome({}, "ignored", "an answer ends at sampling.max_tokens") if _single_turn(given)
-            else KeyOutcome({}, "missing", "set timeout of the workflow")),
+            lambda v, given: KeyOutcome.ignored("an answer ends at sampling.max_tokens") if _single_turn(given)
+            else KeyOutcome.missing("set timeout of the workflow")),
     ignored("explorer.max_retry_times", "failed rollouts are dropped; max_invalid limits their share", 2),
     ignored("explorer.runner_per_model", "rollouts are coroutines; engine.max_num_seqs limits them", 8),
     missing("explorer.env_vars.**", "set it in the environment of rlsdk train", "x"),

@@ -84,17 +84,15 @@ def selector_rule(key: str) -> KeyRule:
     def give(value: Any, given: Given) -> KeyOutcome:
         kind, sort_by = _order(given, given.key.rsplit(".", 2)[0])
         if kind in ("sequential", "shuffle", "random"):
-            return KeyOutcome({}, "mapped", "")
+            return KeyOutcome({})
         if kind == "offline_easy2hard":
             if sort_by:
-                return KeyOutcome({}, "changed", "tasks with equal values keep the order of the data")
-            return KeyOutcome(
-                {}, "missing", "tasks.train.sort_by takes one column: write a column that orders the tasks"
-            )
+                return KeyOutcome({}, "tasks with equal values keep the order of the data")
+            return KeyOutcome.missing("tasks.train.sort_by takes one column: write a column that orders the tasks")
         if kind == "difficulty_based":
             target = given.read(f"{given.key.rpartition('.')[0]}.kwargs.target_reward", number, 1.0)
-            return KeyOutcome({"rollout.sampler": {"use": "by_pass_rate", "target": target}}, "changed", _BY_DIFFICULTY)
-        return KeyOutcome({}, "missing", NO_SELECTOR)
+            return KeyOutcome({"rollout.sampler": {"use": "by_pass_rate", "target": target}}, _BY_DIFFICULTY)
+        return KeyOutcome.missing(NO_SELECTOR)
 
     to = ("tasks.train.shuffle", "rollout.sampler")
     return KeyRule(f"{key}.selector_type", "mapped", to, "", "sequential", text, give)
@@ -105,7 +103,7 @@ def features_rule(key: str) -> KeyRule:
 
     def give(value: Any, given: Given) -> KeyOutcome:
         kind, _ = _order(given, given.key.rsplit(".", 2)[0])
-        return KeyOutcome({}, "ignored", _BY_DIFFICULTY) if kind == "difficulty_based" else KeyOutcome({}, "mapped", "")
+        return KeyOutcome.ignored(_BY_DIFFICULTY) if kind == "difficulty_based" else KeyOutcome({})
 
     return KeyRule(f"{key}.feature_keys", "mapped", ("tasks.train.sort_by",), "", ["pass_rate"], texts, give)
 
@@ -131,7 +129,7 @@ def evaluation_sampling(name: str, sample: float) -> KeyRule:
         every = all_of(name, given)
         if len(set(every)) > 1:
             found = ", ".join(f"{each:g}" for each in every)
-            return KeyOutcome({}, "missing", f"eval.{name} is one for all held-out tasks, and they have {found}")
+            return KeyOutcome.missing(f"eval.{name} is one for all held-out tasks, and they have {found}")
         return evaluated(name, value, max(all_of("temperature", given)))
 
     return same(f"{where}.*.rollout_args.{name}", f"eval.{name}", number, sample, give)

@@ -180,7 +180,7 @@ def _loss(kind: str, given: Given) -> Mapping[str, Any] | KeyOutcome:
     if kind == "vespo":
         options = {to: given.read(f"vespo_{key}", number, usual) for to, (key, usual) in VESPO.items()}
         values["algorithm.policy_loss"] = {"use": "zoo/vespo", **options}
-        return KeyOutcome(values, "changed", ZOO)
+        return KeyOutcome(values, ZOO)
     if kind == "cispo":
         # TRL's epsilon_high is the greatest ratio itself, rlsdk's clip_high its distance from 1
         values["algorithm.policy_loss"] = {"use": "cispo", "clip_low": 1.0, "clip_high": max(0.0, high - 1)}
@@ -200,7 +200,7 @@ def _beta(value: float, given: Given) -> Mapping[str, Any] | KeyOutcome:
     if str(given.get("trainer")) == "online_dpo":
         several = len(given.read("beta", numbers, [])) > 1
         note = "the first; TRL takes one for each epoch, rlsdk a schedule" if several else ""
-        return KeyOutcome({}, "changed" if several else "mapped", note)
+        return KeyOutcome({}, note)
     if str(given.get("trainer")) == "rloo":
         return {"algorithm.kl_coef": 0.0, "algorithm.shaping": own_shaping(given)}
     return {"algorithm.kl_coef": value, **({"algorithm.kl": "k3"} if value else {})}
@@ -225,33 +225,32 @@ def _balance(value: float, given: Given) -> dict[str, Any] | KeyOutcome:
     if experts:
         return {"learner.router_loss_coef": value}
     if experts is False:
-        return KeyOutcome({}, "ignored", "the model is not a mixture of experts")
-    return KeyOutcome(
-        {}, "missing", "learner.router_loss_coef, if the model is a mixture of experts; TRL ignores it for others"
+        return KeyOutcome.ignored("the model is not a mixture of experts")
+    return KeyOutcome.missing(
+        "learner.router_loss_coef, if the model is a mixture of experts; TRL ignores it for others"
     )
 
 
 def _follows(value: bool, given: Given) -> KeyOutcome:
     if not value:
-        return KeyOutcome({}, "ignored", "off, as by default")
+        return KeyOutcome.ignored("off, as by default")
     if not given.read("beta", number, 0.0):
-        return KeyOutcome({}, "ignored", "beta is 0, so there is no reference model")
+        return KeyOutcome.ignored("beta is 0, so there is no reference model")
     if given.read("use_peft", flag, False) or given.get("peft_config.class"):
-        return KeyOutcome({}, "missing", "reference.update_every, which learner.lora excludes, as TRL does")
+        return KeyOutcome.missing("reference.update_every, which learner.lora excludes, as TRL does")
     mix = given.read("ref_model_mixup_alpha", number, 0.6)
     if not 0 < mix <= 1:
-        return KeyOutcome({}, "missing", f"reference.mix is above 0 and at most 1; got ref_model_mixup_alpha {mix:g}")
+        return KeyOutcome.missing(f"reference.mix is above 0 and at most 1; got ref_model_mixup_alpha {mix:g}")
     every = max(1, given.whole("ref_model_sync_steps", 512) // _updates(given))
     values = {"reference.update_every": every, "reference.mix": mix}
-    return KeyOutcome(values, "changed",
-                   f"TRL counts optimiser steps; a step of rlsdk has {_updates(given)} of them")  # fmt: skip
+    return KeyOutcome(values, f"TRL counts optimiser steps; a step of rlsdk has {_updates(given)} of them")
 
 
 def _entropy_coef(value: float, given: Given) -> KeyOutcome:
     if given.read("use_adaptive_entropy", flag, False):
-        return KeyOutcome({}, "mapped", "")
+        return KeyOutcome({})
     note = _entropy_note(given) if value else ""
-    return KeyOutcome({"algorithm.entropy_coef": value}, "changed" if note else "mapped", note)
+    return KeyOutcome({"algorithm.entropy_coef": value}, note)
 
 
 def _entropy_note(given: Given) -> str:
@@ -265,12 +264,12 @@ def _entropy_note(given: Given) -> str:
 
 def _adaptive_entropy(value: bool, given: Given) -> KeyOutcome:
     if not value:
-        return KeyOutcome({}, "ignored", "off, as by default in rlsdk")
+        return KeyOutcome.ignored("off, as by default in rlsdk")
     target = {"target": given.read("entropy_target", number, 0.2), "initial": given.read("entropy_coef", number, 0.0)}
     defaults = {"delta": 0.005, "min": 0.0, "max": 1.0}
     rule = {name: given.read(f"entropy_coef_{name}", number, default) for name, default in defaults.items()}
     note = _entropy_note(given)
-    return KeyOutcome({"algorithm.entropy_coef": {**target, **rule}}, "changed" if note else "mapped", note)
+    return KeyOutcome({"algorithm.entropy_coef": {**target, **rule}}, note)
 
 
 def _evaluates(given: Given) -> bool:
@@ -286,24 +285,26 @@ def _batch(value: int, given: Given) -> KeyOutcome:
         "placement.learners": _ranks(given),
     }
     note = "TRL counts completions per rank, rlsdk tasks per step: completions / num_generations, over all ranks"
-    return KeyOutcome(values, "changed", note)
+    return KeyOutcome(values, note)
 
 
 def _epochs(value: float, given: Given) -> KeyOutcome:
     if given.whole("total_episodes", 0) > 0 and counts_batches(given):
-        return KeyOutcome({}, "ignored", "total_episodes takes precedence")
+        return KeyOutcome.ignored("total_episodes takes precedence")
     if given.whole("max_steps", -1) > 0:
-        return KeyOutcome({}, "ignored", "max_steps takes precedence")
-    return KeyOutcome({"epochs": value}, "mapped", "")
+        return KeyOutcome.ignored("max_steps takes precedence")
+    return KeyOutcome({"epochs": value})
 
 
 def _steps(value: int, given: Given) -> KeyOutcome:
     if counts_batches(given):
-        return KeyOutcome({}, "ignored", "PPO takes total_episodes, or num_train_epochs")
+        return KeyOutcome.ignored("PPO takes total_episodes, or num_train_epochs")
     if value <= 0:
-        return KeyOutcome({}, "ignored", "off; num_train_epochs takes precedence")
-    return KeyOutcome({"steps": max(1, value // _updates(given))}, "changed",
-                   f"TRL counts optimiser steps; a step of rlsdk has {_updates(given)} of them")  # fmt: skip
+        return KeyOutcome.ignored("off; num_train_epochs takes precedence")
+    return KeyOutcome(
+        {"steps": max(1, value // _updates(given))},
+        f"TRL counts optimiser steps; a step of rlsdk has {_updates(given)} of them",
+    )
 
 
 def _warmup(value: float, given: Given) -> KeyOutcome:
@@ -311,15 +312,13 @@ def _warmup(value: float, given: Given) -> KeyOutcome:
         return share_of_steps(given.whole("max_steps", 0) or None, value)
     if counts_batches(given):
         epochs = given.whole("num_iterations")
-        return KeyOutcome(
-            {"learner.warmup_steps": int(value) * epochs}, "changed", f"TRL counts batches, of {epochs} steps each"
-        )
-    return KeyOutcome({"learner.warmup_steps": int(value)}, "mapped", "")
+        return KeyOutcome({"learner.warmup_steps": int(value) * epochs}, f"TRL counts batches, of {epochs} steps each")
+    return KeyOutcome({"learner.warmup_steps": int(value)})
 
 
 def _warmup_ratio(value: float, given: Given) -> KeyOutcome:
     if given.read("warmup_steps", number, 0.0):
-        return KeyOutcome({}, "ignored", "warmup_steps takes precedence")
+        return KeyOutcome.ignored("warmup_steps takes precedence")
     steps = given.whole("max_steps", 0)
     return share_of_steps(steps if steps > 0 else None, value)
 
@@ -330,13 +329,15 @@ def _every(to: str, strategy: str) -> Any:
     def give(value: float, given: Given) -> KeyOutcome:
         chosen = given.read(strategy, STRATEGY, "steps")
         if chosen == "no":
-            return KeyOutcome({to: 0}, "mapped", f"{strategy}: no")
+            return KeyOutcome({to: 0}, f"{strategy}: no", "mapped")
         if chosen != "steps":
-            return KeyOutcome({}, "missing", f"{strategy} is {chosen}: set {to}, which counts steps")
+            return KeyOutcome.missing(f"{strategy} is {chosen}: set {to}, which counts steps")
         if 0 < value < 1:
-            return KeyOutcome({}, "missing", f"a share of the steps: set {to}")
-        return KeyOutcome({to: max(1, int(value) // _updates(given))}, "changed",
-                       f"TRL counts optimiser steps; a step of rlsdk has {_updates(given)} of them")  # fmt: skip
+            return KeyOutcome.missing(f"a share of the steps: set {to}")
+        return KeyOutcome(
+            {to: max(1, int(value) // _updates(given))},
+            f"TRL counts optimiser steps; a step of rlsdk has {_updates(given)} of them",
+        )
 
     return give
 
@@ -344,7 +345,7 @@ def _every(to: str, strategy: str) -> Any:
 def _reported(value: Any, given: Given) -> KeyOutcome:
     names = texts(value)
     if names == ["all"]:
-        return KeyOutcome({"trackers": []}, "missing", "list the trackers: " + ", ".join(TRACKERS))
+        return KeyOutcome({"trackers": []}, "list the trackers: " + ", ".join(TRACKERS), "missing")
     trackio = {"project": given.get("project", "huggingface"), "space": given.get("trackio_space_id")}
     return trackers(value, {"wandb": {"project": given.get("wandb_project")}, "trackio": trackio})
 
@@ -364,8 +365,8 @@ def _peft(value: bool, given: Given) -> dict[str, Any]:
 def _dropout(value: float, given: Given) -> KeyOutcome:
     adapted = given.read("use_peft", flag, False) or given.get("peft_config.class") == "LoraConfig"
     if value and adapted:
-        return KeyOutcome({}, "missing", "adapters have no dropout: engine and learner must agree")
-    return KeyOutcome({}, "ignored", "off, as always in rlsdk" if adapted else "use_peft is off")
+        return KeyOutcome.missing("adapters have no dropout: engine and learner must agree")
+    return KeyOutcome.ignored("off, as always in rlsdk" if adapted else "use_peft is off")
 
 
 def _temperature(value: float, given: Given) -> dict[str, Any]:
@@ -416,8 +417,8 @@ def _off_policy_mask(threshold: float) -> dict[str, Any]:
 def _off_policy(value: float, given: Given) -> KeyOutcome:
     """Convert the mask of bad answers that became unlikely; vLLM's weights come with it."""
     if _weights(given.read("vllm_importance_sampling_correction", flag, True), given):
-        return KeyOutcome({}, "changed", ZOO)
-    return KeyOutcome({"algorithm.correction": _off_policy_mask(value)}, "changed", ZOO)
+        return KeyOutcome({}, ZOO)
+    return KeyOutcome({"algorithm.correction": _off_policy_mask(value)}, ZOO)
 
 
 def _model(value: Any, given: Given) -> dict[str, Any]:
@@ -428,7 +429,7 @@ def _name(value: Any, given: Given) -> KeyOutcome:
     folder = text(value).rstrip("/")
     out, _, name = folder.rpartition("/")
     values = {"name": name or folder, **({"out": out} if out else {})}
-    return KeyOutcome(values, "changed", "a run's folder is out/name")
+    return KeyOutcome(values, "a run's folder is out/name")
 
 
 def _finish(given: Given) -> dict[str, Any]:
@@ -545,8 +546,8 @@ def _mixture(given: Given) -> list[dict[str, Any]]:
 
 def _resumed(value: Any, _: Given) -> KeyOutcome:
     if str(value).lower() in ("true", "false"):
-        return KeyOutcome({}, "ignored", "rlsdk resumes only on request: rlsdk train CONFIG --resume")
-    return KeyOutcome({}, "missing", "set model.path to that checkpoint's folder; its optimiser state is not read")
+        return KeyOutcome.ignored("rlsdk resumes only on request: rlsdk train CONFIG --resume")
+    return KeyOutcome.missing("set model.path to that checkpoint's folder; its optimiser state is not read")
 
 
 def _offload(value: str, given: Given) -> dict[str, Any]:
@@ -567,10 +568,10 @@ def _data_of(name: str) -> Any:
         kind = given.get(f"{name}_dataset.class")
         unused = name == "eval" and not _evaluates(given)
         if unused or kind in (None, *LOADERS):
-            return KeyOutcome({}, "changed", _COLUMNS)
+            return KeyOutcome({}, _COLUMNS)
         file = f"{name}.jsonl"
         note = f"save the data, dataset.to_json('{file}'), and set tasks.{name}: {{use: jsonl, path: {file}}}"
-        return KeyOutcome({}, "missing", f"{kind}() is not run: {note}")
+        return KeyOutcome.missing(f"{kind}() is not run: {note}")
 
     return give
 
@@ -709,7 +710,7 @@ ROWS = (
     changed("mask_truncated_completions", "algorithm.filters", flag, True, "drops truncated rollouts",
             switched({"algorithm.filters[]": "truncated"}, "drops truncated rollouts")),
     changed("top_entropy_quantile", "algorithm.top_entropy_quantile", number, 0.2, _TOP_ENTROPY,
-            lambda v, given: {"algorithm.top_entropy_quantile": v} if v < 1 else KeyOutcome({}, "ignored", "all tokens")),
+            lambda v, given: {"algorithm.top_entropy_quantile": v} if v < 1 else KeyOutcome.ignored("all tokens")),
     same("entropy_coef", "algorithm.entropy_coef", number, 0.0, _entropy_coef),
     same("use_adaptive_entropy", "algorithm.entropy_coef", flag, True, _adaptive_entropy),
     *(part(name, "algorithm.entropy_coef", number, sample) for name, sample in (
@@ -833,8 +834,8 @@ ROWS = (
     missing("trackio_*", "see the options of the tracker: rlsdk plugins tracker", "x"),
     # The rest of transformers' trainer
     changed("deepspeed", "learner.zero_stage", text, "zero2.json", _SHARD,
-            lambda v, given: KeyOutcome({}, "ignored", f"its settings are converted, as {_DEEPSPEED}")
-            if given.section(_DEEPSPEED) else KeyOutcome({}, "missing", _SHARD)),
+            lambda v, given: KeyOutcome.ignored(f"its settings are converted, as {_DEEPSPEED}")
+            if given.section(_DEEPSPEED) else KeyOutcome.missing(_SHARD)),
     same(f"{_DEEPSPEED}.zero_optimization.stage", "learner.zero_stage", whole, 3),
     *(changed(f"{_DEEPSPEED}.zero_optimization.offload_{what}.device", "learner.offload", text, "cpu", "main memory", _offload)
       for what in ("optimizer", "param")),

@@ -163,22 +163,22 @@ def convert_functions(value: Any, given: Given) -> KeyOutcome:
     made = (PUNISHMENT, COSINE, REPETITION)
     unknown = [each for each in called(value) if _shipped(each) not in made and _reward_of(each) is None]
     if lost := [_shipped(each) for each in unknown]:
-        return KeyOutcome({}, "missing", f"reward: {{use: foreign, path: 'FILE.py:{lost[0]}', style: trl}}")
+        return KeyOutcome.missing(f"reward: {{use: foreign, path: 'FILE.py:{lost[0]}', style: trl}}")
     if COSINE in functions and len(functions) > 1:
         note = f"FILE.py with reward = {COSINE}(…), and reward: {{use: foreign, path: 'FILE.py:reward', style: trl}}"
-        return KeyOutcome({}, "missing", note)
+        return KeyOutcome.missing(note)
     note = "built-in rewards, or the function unchanged (howto/reward.md)"
     if PUNISHMENT in functions:
         note += f"; {PUNISHMENT} becomes " + ("length_penalty" if normalises_parts(given) else "a shaping")
     if COSINE in functions:
         note += f"; {COSINE} becomes math with the shaping cosine_length"
-    return KeyOutcome({}, "changed", note)
+    return KeyOutcome({}, note)
 
 
 def convert_aggregation(value: str, given: Given) -> KeyOutcome:
     """Report how several rewards are added."""
     if value == "sum_then_normalize":
-        return KeyOutcome({}, "ignored", "the parts of a reward are summed, then normalised")
+        return KeyOutcome.ignored("the parts of a reward are summed, then normalised")
     if not normalises_parts(given):
-        return KeyOutcome({}, "changed", "a single reward is normalised as usual")
-    return KeyOutcome({}, "changed", "advantage gdpo; where a function returns None, its part counts as 0")
+        return KeyOutcome({}, "a single reward is normalised as usual")
+    return KeyOutcome({}, "advantage gdpo; where a function returns None, its part counts as 0")

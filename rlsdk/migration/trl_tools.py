@@ -25,17 +25,15 @@ def convert_tools(value: Any, _: Given) -> KeyOutcome:
     try:
         callables(value)
     except UnfitError:
-        return KeyOutcome({}, "missing", "workflow: {use: tools, tools: ['FILE.py:function']}")
-    return KeyOutcome({}, "changed", "the workflow tools; results count towards model.max_length, not max_tokens")
+        return KeyOutcome.missing("workflow: {use: tools, tools: ['FILE.py:function']}")
+    return KeyOutcome({}, "the workflow tools; results count towards model.max_length, not max_tokens")
 
 
 def convert_factory(_: Any, given: Given) -> KeyOutcome:
     """Report the class of environments that `workflow_of` converts."""
     if tool_class(given) is None:
-        return KeyOutcome(
-            {}, "missing", "name the class that it makes: workflow: {use: tools, tools: ['FILE.py:CLASS']}"
-        )
-    return KeyOutcome({}, "changed", "a tool class; its public methods are the tools, except close (howto/workflow.md)")
+        return KeyOutcome.missing("name the class that it makes: workflow: {use: tools, tools: ['FILE.py:CLASS']}")
+    return KeyOutcome({}, "a tool class; its public methods are the tools, except close (howto/workflow.md)")
 
 
 def tool_class(given: Given) -> str | None:

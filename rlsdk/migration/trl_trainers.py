@@ -116,7 +116,7 @@ def online_dpo(given: Given) -> KeyOutcome:
         "algorithm.policy_loss": {"use": "dpo", **({"beta": beta} if beta else {})},
         "algorithm.shaping": own_shaping(given),
     }
-    return KeyOutcome(found, "changed", "a pair whose answers earn the same is dropped; TRL prefers its first answer")
+    return KeyOutcome(found, "a pair whose answers earn the same is dropped; TRL prefers its first answer")
 
 
 def ppo(given: Given) -> KeyOutcome:
@@ -133,7 +133,7 @@ def ppo(given: Given) -> KeyOutcome:
         "algorithm.shaping": own_shaping(given),
         "learner.critic_lr": given.read("learning_rate", number, 3e-6),
     }
-    return KeyOutcome(found, "mapped", "")
+    return KeyOutcome(found)
 
 
 def own_shaping(given: Given) -> list[dict[str, Any]]:
@@ -161,22 +161,23 @@ def first(value: Any) -> float:
 
 
 def _minibatches(value: int, given: Given) -> KeyOutcome:
-    note = "TRL makes one optimiser step per epoch over a batch, whatever their number: set minibatches"
-    return KeyOutcome({}, "ignored" if value == 1 else "changed", "one, as by default" if value == 1 else note)
+    if value == 1:
+        return KeyOutcome.ignored("one, as by default")
+    return KeyOutcome({}, "TRL makes one optimiser step per epoch over a batch, whatever their number: set minibatches")
 
 
 def _episodes(value: int, given: Given) -> KeyOutcome:
     if not counts_batches(given):
-        return KeyOutcome({}, "ignored", "of PPO")
+        return KeyOutcome.ignored("of PPO")
     rows = given.whole("per_device_train_batch_size", 8) * given.whole("gradient_accumulation_steps")
     batch = rows * given.whole("num_processes")
-    return KeyOutcome({"steps": max(1, -(-value // batch))}, "changed", f"in batches of {batch} episodes")
+    return KeyOutcome({"steps": max(1, -(-value // batch))}, f"in batches of {batch} episodes")
 
 
 def _reference(value: str, given: Given) -> Mapping[str, Any] | KeyOutcome:
     policy = [given.get(key) for key in ("model", "model.argument_1", "model_name_or_path", "sft_model_path")]
     if value in policy:
-        return KeyOutcome({}, "ignored", "the reference is model.path, as by default")
+        return KeyOutcome.ignored("the reference is model.path, as by default")
     return {"model.reference": value}
 
 

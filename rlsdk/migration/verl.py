@@ -160,12 +160,12 @@ def _gdpo(given: Given) -> KeyOutcome:
     parts = _parts({}, given)
     if not parts or given.read("custom_reward_function.path", text) is None:
         note = "GDPO needs gdpo_reward_keys, and the function that returns these numbers: custom_reward_function.path"
-        return KeyOutcome({"algorithm.use": "grpo"}, "missing", note)
+        return KeyOutcome({"algorithm.use": "grpo"}, note, "missing")
     normalises = given.read("algorithm.norm_adv_by_std_in_grpo", flag, True)
     alone = {"use": "grpo", "std_normalize": normalises}
     advantage = {"use": "gdpo"} if normalises and len(parts) > 1 else alone
     values = {"algorithm.use": "gdpo", "algorithm.advantage": advantage, "algorithm.whiten_advantages": True}
-    return KeyOutcome(values, "mapped", "")
+    return KeyOutcome(values)
 
 
 def _parts(reward: Mapping[str, Any], given: Given) -> list[dict[str, Any]]:
@@ -204,7 +204,7 @@ def _kl_in_reward(given: Given) -> list[dict[str, Any]]:
 
 def _aggregation(name: str, given: Given) -> KeyOutcome:
     note = "veRL adds up the sequences of a micro-batch; rlsdk takes their mean" if name == SUM_NORM else ""
-    return KeyOutcome({"algorithm.aggregate": name}, "changed" if note else "mapped", note)
+    return KeyOutcome({"algorithm.aggregate": name}, note)
 
 
 def _kl_loss(wanted: bool, given: Given) -> dict[str, Any]:
@@ -218,19 +218,19 @@ def _kl_loss(wanted: bool, given: Given) -> dict[str, Any]:
 
 def _reference(value: str, given: Given) -> KeyOutcome:
     if not given.read(f"{ACTOR}.use_kl_loss", flag, False) and not _kl_in_reward(given):
-        return KeyOutcome({}, "ignored", "there is neither KL in the loss nor in the reward")
-    return KeyOutcome({"model.reference": value}, "mapped", "")
+        return KeyOutcome.ignored("there is neither KL in the loss nor in the reward")
+    return KeyOutcome({"model.reference": value})
 
 
 def _router_loss(value: float, given: Given) -> KeyOutcome:
     """Weight of the load-balancing loss of a learner with Megatron."""
     kind = str(given.get(f"{MEGATRON}.moe_router_load_balancing_type", "aux_loss")).strip("\\\"'")
     if kind == "none":
-        return KeyOutcome({"learner.router_loss_coef": 0.0}, "mapped", "")
+        return KeyOutcome({"learner.router_loss_coef": 0.0})
     note = "over all rollouts of an optimiser step"
     if kind != "aux_loss":
-        return KeyOutcome({}, "missing", f"the only load-balancing loss is learner.router_loss_coef, {note}")
-    return KeyOutcome({"learner.router_loss_coef": value}, "changed", note)
+        return KeyOutcome.missing(f"the only load-balancing loss is learner.router_loss_coef, {note}")
+    return KeyOutcome({"learner.router_loss_coef": value}, note)
 
 
 def _uses_megatron(given: Given) -> bool:
@@ -243,30 +243,31 @@ def _uses_megatron(given: Given) -> bool:
 def _optimizer(name: str, given: Given) -> KeyOutcome:
     """Megatron's adam has the weight decay of AdamW, torch's Adam has not."""
     if name.lower() == "adamw" or (name.lower() == "adam" and _uses_megatron(given)):
-        return KeyOutcome({}, "ignored", "AdamW, the default")
+        return KeyOutcome.ignored("AdamW, the default")
     return optimizer_of(name.lower())
 
 
 def _warmup(value: Any, given: Given) -> KeyOutcome:
     steps = whole(value)
     if steps < 0:
-        return KeyOutcome({}, "ignored", "off; lr_warmup_steps_ratio takes precedence")
-    return KeyOutcome({"learner.warmup_steps": steps * _updates(given)}, "changed",
-                   f"in optimiser steps; a trainer step has {_updates(given)} of them")  # fmt: skip
+        return KeyOutcome.ignored("off; lr_warmup_steps_ratio takes precedence")
+    return KeyOutcome(
+        {"learner.warmup_steps": steps * _updates(given)},
+        f"in optimiser steps; a trainer step has {_updates(given)} of them",
+    )
 
 
 def _warmup_ratio(value: Any, given: Given) -> KeyOutcome:
     if given.whole(f"{ACTOR}.optim.lr_warmup_steps", -1) >= 0:
-        return KeyOutcome({}, "ignored", "lr_warmup_steps takes precedence")
+        return KeyOutcome.ignored("lr_warmup_steps takes precedence")
     steps = _steps(given)
     return share_of_steps(steps and steps * _updates(given), number(value))
 
 
 def _profile(value: list[float], given: Given) -> KeyOutcome:
     if str(given.get("global_profiler.tool")) != "torch":
-        return KeyOutcome({}, "ignored", _PROFILER)
-    return KeyOutcome({"profile.steps": [int(step) for step in value]}, "changed",
-                      "of the learner; engines are not recorded")  # fmt: skip
+        return KeyOutcome.ignored(_PROFILER)
+    return KeyOutcome({"profile.steps": [int(step) for step in value]}, "of the learner; engines are not recorded")
 
 
 def _style(given: Given) -> str:
@@ -279,17 +280,17 @@ def _decay_steps(value: int, given: Given) -> KeyOutcome:
     """Convert the end of the decay, which veRL counts from the first step."""
     style = _style(given)
     if style in ("constant", "inverse_sqrt"):
-        return KeyOutcome({}, "ignored", "the schedule has no end")
+        return KeyOutcome.ignored("the schedule has no end")
     if style == "wsd":
-        return KeyOutcome({}, "missing", "the decay ends with the run")
+        return KeyOutcome.missing("the decay ends with the run")
     steps = max(1, value - max(0, given.whole(f"{ACTOR}.optim.lr_warmup_steps", 0))) * _updates(given)
-    return KeyOutcome({"learner.decay_steps": steps}, "changed", "in optimiser steps, without warm-up")
+    return KeyOutcome({"learner.decay_steps": steps}, "in optimiser steps, without warm-up")
 
 
 def _wsd_steps(value: int, given: Given) -> KeyOutcome:
     if _style(given) != "wsd":
-        return KeyOutcome({}, "ignored", "the schedule is another one")
-    return KeyOutcome({"learner.decay_steps": value * _updates(given)}, "changed", "in optimiser steps")
+        return KeyOutcome.ignored("the schedule is another one")
+    return KeyOutcome({"learner.decay_steps": value * _updates(given)}, "in optimiser steps")
 
 
 def _as_actor(name: str, of_actor: str, sample: Any) -> KeyRule:
@@ -297,10 +298,10 @@ def _as_actor(name: str, of_actor: str, sample: Any) -> KeyRule:
 
     def give(value: Any, given: Given) -> KeyOutcome:
         if str(given.get("algorithm.adv_estimator")) != "gae":
-            return KeyOutcome({}, "ignored", "the algorithm has no critic")
+            return KeyOutcome.ignored("the algorithm has no critic")
         if str(value) == str(given.get(of_actor, value)):
-            return KeyOutcome({}, "ignored", _CRITIC_NOTE)
-        return KeyOutcome({}, "missing", f"cannot differ: {_CRITIC_NOTE}, {of_actor}")
+            return KeyOutcome.ignored(_CRITIC_NOTE)
+        return KeyOutcome.missing(f"cannot differ: {_CRITIC_NOTE}, {of_actor}")
 
     return KeyRule(f"critic.{name}", "ignored", (), _CRITIC_NOTE, sample, give=give)
 
@@ -310,14 +311,14 @@ def _out(value: Any, given: Given) -> KeyOutcome:
     folder = text(value)
     if name and folder.rstrip("/").endswith(f"/{name}"):
         folder = folder.rstrip("/")[: -len(name) - 1]
-    return KeyOutcome({"out": folder}, "changed", "a run's folder is out/name")
+    return KeyOutcome({"out": folder}, "a run's folder is out/name")
 
 
 def _rounds(value: Any, given: Given) -> KeyOutcome:
     if _steps(given) is not None:
         of = "rollout.total_rollout_steps" if _asynchronous(given) else "total_training_steps"
-        return KeyOutcome({}, "ignored", f"{of} takes precedence")
-    return KeyOutcome({"epochs": number(value)}, "mapped", "")
+        return KeyOutcome.ignored(f"{of} takes precedence")
+    return KeyOutcome({"epochs": number(value)})
 
 
 def _mini(value: Any, given: Given) -> KeyOutcome:
@@ -325,57 +326,57 @@ def _mini(value: Any, given: Given) -> KeyOutcome:
     values |= {"batch_size": _batch(given)} if _asynchronous(given) else {}
     older = f"{ACTOR}.ppo_micro_batch_size" in given.flat and given.whole(f"{ROLLOUT}.n") > 1
     note = "; TinyZero, and veRL before 0.2, counted rollouts, which makes n times as many" if older else ""
-    return KeyOutcome(values, "changed", f"rlsdk counts optimiser steps per batch, veRL the tasks in each{note}")
+    return KeyOutcome(values, f"rlsdk counts optimiser steps per batch, veRL the tasks in each{note}")
 
 
 def _train_batch(value: Any, given: Given) -> KeyOutcome:
     if _asynchronous(given):
-        return KeyOutcome({}, "ignored", "the trainer takes require_batches × ppo_mini_batch_size tasks")
-    return KeyOutcome({"batch_size": count(value)}, "mapped", "")
+        return KeyOutcome.ignored("the trainer takes require_batches × ppo_mini_batch_size tasks")
+    return KeyOutcome({"batch_size": count(value)})
 
 
 def _total(value: int, given: Given) -> KeyOutcome:
     if _asynchronous(given):
-        return KeyOutcome({}, "ignored", "rollout.total_rollout_steps sets the length")
-    return KeyOutcome({"steps": count(value)}, "mapped", "")
+        return KeyOutcome.ignored("rollout.total_rollout_steps sets the length")
+    return KeyOutcome({"steps": count(value)})
 
 
 def _ahead(_: str, given: Given) -> KeyOutcome:
     """Batches that the asynchronous modes of veRL's second trainer sample in advance."""
     mode = _mode(given)
     if mode == "sync":
-        return KeyOutcome({}, "ignored", "rollouts are those of the current weights, the default")
+        return KeyOutcome.ignored("rollouts are those of the current weights, the default")
     batches = given.whole(f"trainer.v1.{mode}.num_warmup_batches")
     values = {"rollout.max_staleness": batches, "rollout.partial_rollouts": True}
-    return KeyOutcome(values, "changed", "the batches sampled in advance; a group that becomes older is sampled again")
+    return KeyOutcome(values, "the batches sampled in advance; a group that becomes older is sampled again")
 
 
 def _oldest(value: Any, given: Given) -> KeyOutcome:
     if _mode(given) == "sync":
-        return KeyOutcome({}, "ignored", "the trainer is synchronous")
+        return KeyOutcome.ignored("the trainer is synchronous")
     note = "rollout.max_staleness is both the batches sampled in advance and the oldest age, after which a group is "
-    return KeyOutcome({}, "changed", note + "sampled again")
+    return KeyOutcome({}, note + "sampled again")
 
 
 def _tested(value: Any, given: Given) -> KeyOutcome:
     """Steps between evaluations; the fully asynchronous trainer counts weight syncs."""
     every = interval(value) * given.whole("async_training.trigger_parameter_sync_step", 4)
-    return KeyOutcome({"eval.every": every}, "changed", "in steps; veRL counts weight syncs")
+    return KeyOutcome({"eval.every": every}, "in steps; veRL counts weight syncs")
 
 
 def _engine(name: str, given: Given) -> KeyOutcome:
     if name in ("vllm", "transformers"):
-        return KeyOutcome({"engine.use": name}, "mapped", "")
-    return KeyOutcome({"engine.use": "vllm"}, "missing", f"there is no engine {name}; vLLM is used instead")
+        return KeyOutcome({"engine.use": name})
+    return KeyOutcome({"engine.use": "vllm"}, f"there is no engine {name}; vLLM is used instead", "missing")
 
 
 def _offload(key: str) -> Any:
     def give(value: Any, given: Given) -> KeyOutcome:
         everything = any(given.read(f"{ACTOR}.{backend}.param_offload", flag, False) for backend in BACKENDS)
         if not flag(value):
-            return KeyOutcome({}, "ignored", "off")
+            return KeyOutcome.ignored("off")
         stage = {"learner.zero_stage": 3, "learner.offload": "all"} if everything else {"learner.offload": "optimizer"}
-        return KeyOutcome(stage, "changed", LEARNER_NOTE)
+        return KeyOutcome(stage, LEARNER_NOTE)
 
     return changed(key, "learner.offload learner.zero_stage", flag, True, LEARNER_NOTE, give)
 
@@ -394,17 +395,17 @@ def _distills(given: Given) -> bool:
 
 def _teacher(value: str, given: Given) -> KeyOutcome:
     if _distills(given):
-        return KeyOutcome({"model.reference": value}, "mapped", "")
+        return KeyOutcome({"model.reference": value})
     return _distilled(value, given)
 
 
 def _distilled(_: Any, given: Given) -> KeyOutcome:
     if _distills(given):
-        return KeyOutcome({}, "ignored", "algorithm: opd; the teacher runs with the learner")
+        return KeyOutcome.ignored("algorithm: opd; the teacher runs with the learner")
     if not given.read("distillation.enabled", flag, False):
-        return KeyOutcome({}, "ignored", "distillation.enabled is off")
+        return KeyOutcome.ignored("distillation.enabled is off")
     note = "algorithm: opd, whose teacher is model.reference, is veRL's loss_mode k1 with use_policy_gradient and no task rewards"
-    return KeyOutcome({}, "missing", note)
+    return KeyOutcome.missing(note)
 
 
 def _distillation(given: Given) -> dict[str, Any]:
@@ -422,24 +423,26 @@ def _engine_dtype(value: str, given: Given) -> KeyOutcome:
     """Engines compute in the learner's precision, which is bfloat16 in veRL whatever that of its engines is."""
     keys = (f"{ACTOR}.fsdp_config.dtype", f"{ACTOR}.fsdp_config.mixed_precision.param_dtype")
     trained = next((found for key in keys if (found := given.read(key, DTYPE))), "bfloat16")
+    if value == trained:
+        return KeyOutcome({"model.dtype": trained})
     note = f"engines compute in model.dtype, as the learner does, which is {trained} in this file"
-    return KeyOutcome({"model.dtype": trained}, *(("mapped", "") if value == trained else ("missing", note)))
+    return KeyOutcome({"model.dtype": trained}, note, "missing")
 
 
 def _excluded(value: list[str], given: Given) -> KeyOutcome:
     if not given.whole(f"{MODEL}.lora_rank", 0):
-        return KeyOutcome({}, "ignored", "lora_rank is 0")
+        return KeyOutcome.ignored("lora_rank is 0")
     if all(re.search("visual|vision|lm_head", each) for each in value):
-        return KeyOutcome({}, "ignored", "neither the output head nor modules that read images are adapted")
-    return KeyOutcome({}, "missing", "name the layers to train in learner.lora.targets")
+        return KeyOutcome.ignored("neither the output head nor modules that read images are adapted")
+    return KeyOutcome.missing("name the layers to train in learner.lora.targets")
 
 
 def _truncation(value: Any, given: Given) -> KeyOutcome:
     if given.read("data.filter_overlong_prompts", flag, False):
-        return KeyOutcome({}, "ignored", "filter_overlong_prompts drops longer prompts first")
+        return KeyOutcome.ignored("filter_overlong_prompts drops longer prompts first")
     if str(value) == "error":
-        return KeyOutcome({"long_prompts": "error"}, "mapped", "")
-    return KeyOutcome({"long_prompts": "drop"}, "changed", "rlsdk never truncates prompts: longer ones are dropped")
+        return KeyOutcome({"long_prompts": "error"})
+    return KeyOutcome({"long_prompts": "drop"}, "rlsdk never truncates prompts: longer ones are dropped")
 
 
 def _rank_arithmetic(key: str, *, whole_cluster: bool) -> Any:
@@ -447,19 +450,19 @@ def _rank_arithmetic(key: str, *, whole_cluster: bool) -> Any:
 
     def give(value: int, given: Given) -> KeyOutcome:
         if given.read(f"{ACTOR}.use_dynamic_bsz", flag, False):
-            return KeyOutcome({}, "ignored", "use_dynamic_bsz counts tokens: ppo_max_token_len_per_gpu")
+            return KeyOutcome.ignored("use_dynamic_bsz counts tokens: ppo_max_token_len_per_gpu")
         share = -(-value // _gpus(given)) if whole_cluster else value
         ranks = f", here {value} over {_gpus(given)} ranks" if whole_cluster else ""
         tokens = max(1, share) * _length(given)
-        return KeyOutcome({"learner.micro_batch_tokens": tokens}, "changed", note + ranks)
+        return KeyOutcome({"learner.micro_batch_tokens": tokens}, note + ranks)
 
     return changed(key, "learner.micro_batch_tokens", count, 8, note, give)
 
 
 def _dynamic(value: int, given: Given) -> KeyOutcome:
     if not given.read(f"{ACTOR}.use_dynamic_bsz", flag, False):
-        return KeyOutcome({}, "ignored", "use_dynamic_bsz is off")
-    return KeyOutcome({"learner.micro_batch_tokens": value}, "changed", "includes padding, which veRL does not count")
+        return KeyOutcome.ignored("use_dynamic_bsz is off")
+    return KeyOutcome({"learner.micro_batch_tokens": value}, "includes padding, which veRL does not count")
 
 
 def _files(value: Any, columns: Mapping[str, str]) -> dict[str, Any]:
@@ -577,8 +580,8 @@ ROWS = (
     same(f"{MODEL}.lora.rank", "learner.lora.rank", whole, 16, lora_of(f"{MODEL}.lora.alpha", 32.0)),
     part(f"{MODEL}.lora.alpha", "learner.lora.alpha", number, 32),
     changed(f"{MODEL}.lora.**", "", lambda v: v, "x", "learner.lora has rank, alpha, targets and sync",
-            lambda v, given: KeyOutcome({}, "missing", "learner.lora has rank, alpha, targets and sync")
-            if given.whole(f"{MODEL}.lora.rank", 0) else KeyOutcome({}, "ignored", "lora.rank is 0")),
+            lambda v, given: KeyOutcome.missing("learner.lora has rank, alpha, targets and sync")
+            if given.whole(f"{MODEL}.lora.rank", 0) else KeyOutcome.ignored("lora.rank is 0")),
     same(f"{MODEL}.target_modules", "learner.lora.targets", texts, "all-linear",
          lambda v, given: {"learner.lora.targets": v if v != ["all-linear"] else "all-linear"}
          if given.whole(f"{MODEL}.lora_rank", 0) else {}),
@@ -681,7 +684,7 @@ ROWS = (
     same(f"{ACTOR}.fsdp_config.dtype", "model.dtype", DTYPE, "bfloat16"),
     same(f"{ACTOR}.fsdp_config.mixed_precision.param_dtype", "model.dtype", DTYPE, "bf16"),
     same(f"{ACTOR}.fsdp_config.model_dtype", "model.dtype", DTYPE, "fp32",
-         lambda v, given: KeyOutcome({}, "ignored", "weights are kept in float32 in addition to model.dtype")),
+         lambda v, given: KeyOutcome.ignored("weights are kept in float32 in addition to model.dtype")),
     ignored(f"{ACTOR}.fsdp_config.**", LEARNER_NOTE, 1),
     ignored(f"{ACTOR}.strategy", LEARNER_NOTE, "fsdp"),
     changed(f"{MEGATRON}.moe_aux_loss_coeff", "learner.router_loss_coef", number, 0.01,
@@ -693,7 +696,7 @@ ROWS = (
       for name in ("hidden_dropout", "attention_dropout")),
     ignored(f"{ACTOR}.megatron.**", LEARNER_NOTE, 1),
     changed(f"{ACTOR}.use_torch_compile", "learner.compile", flag, True, "compiles the models, not only the entropy",
-            lambda v, given: KeyOutcome({}, "ignored", "learner.compile=true compiles whole models; it is off by default")),
+            lambda v, given: KeyOutcome.ignored("learner.compile=true compiles whole models; it is off by default")),
     ignored(f"{ACTOR}.shuffle", "rollouts of a batch are split in random order", False),
     ignored(f"{ACTOR}.data_loader_seed", "there is one seed for everything", 42),
     ignored(f"{ACTOR}.rollout_n", "group_size"),
@@ -738,7 +741,7 @@ ROWS = (
     ignored(f"{ROLLOUT}.response_length", "data.max_response_length", 512),
     same(f"{ROLLOUT}.dtype", "model.dtype", DTYPE, "bfloat16", _engine_dtype),
     changed(f"{ROLLOUT}.calculate_log_probs", "old_logprobs", flag, True, "engines always return the logprobs they sampled with",
-            lambda v, given: KeyOutcome({}, "ignored", "engines always return the logprobs they sampled with")),
+            lambda v, given: KeyOutcome.ignored("engines always return the logprobs they sampled with")),
     ignored(f"{ROLLOUT}.free_cache_engine", "engines that share GPUs sleep while the learner works"),
     ignored(f"{ROLLOUT}.load_format", "engines load the learner's weights before the first step", "dummy"),
     ignored(f"{ROLLOUT}.layered_summon", "weights are sent layer by layer", False),
@@ -764,8 +767,7 @@ ROWS = (
     *eval_sampling(f"{ROLLOUT}.val_kwargs", usual=0.0),
     missing(f"{ROLLOUT}.val_kwargs.*", EVALUATION_NOTE, 0),
     changed(f"{ROLLOUT}.multi_turn.enable", "workflow", flag, True, "choose a workflow",
-            lambda v, given: KeyOutcome({}, "missing" if v else "ignored", "set workflow: tools, environment or agent"
-                                     if v else "off")),
+            lambda v, given: KeyOutcome.missing("set workflow: tools, environment or agent") if v else KeyOutcome.ignored("off")),
     *(only_with(f"{ROLLOUT}.multi_turn.enable", f"{ROLLOUT}.multi_turn.{name}", note, sample) for name, note, sample in (
         ("max_assistant_turns", "set max_turns of the workflow", 5),
         ("max_parallel_calls", "set max_calls of the workflow tools", 1),
@@ -814,9 +816,8 @@ ROWS = (
     part("reward_model.enable", "reward", flag, True, "the model's score is the only reward; for a served model: judge"),
     part("reward_model.model.path", "reward", text, "org/reward-model", "a transformers sequence classifier"),
     changed("reward_model.reward_manager", "reward", text, "naive", "rewards are combined by weight, gate and factor",
-            lambda v, given: KeyOutcome({}, "ignored" if v in MANAGERS else "missing",
-                                     "rewards run in processes that can be killed" if v in MANAGERS
-                                     else "write a reward (howto/reward.md)")),
+            lambda v, given: KeyOutcome.ignored("rewards run in processes that can be killed") if v in MANAGERS
+            else KeyOutcome.missing("write a reward (howto/reward.md)")),
     *(row for where in OVERLONG for row in (
         part(f"{where}.enable", "algorithm.shaping", flag, True,
              "veRL's DAPO rewards are 1 and -1; those of rlsdk's math are 1 and 0"),
@@ -881,13 +882,13 @@ ROWS = (
     changed("trainer.critic_warmup", "critic.warmup_steps", whole, 10, CRITIC_WARMUP_NOTE,
             critic_warmup("algorithm.adv_estimator", "gae", -1, CRITIC_WARMUP_NOTE)),
     changed("trainer.log_val_generations", "save_rollouts", whole, 10, "`rlsdk rollouts RUN` shows them",
-            lambda v, given: KeyOutcome({}, "ignored", "evaluations store their answers: see `rlsdk rollouts RUN`")),
+            lambda v, given: KeyOutcome.ignored("evaluations store their answers: see `rlsdk rollouts RUN`")),
     changed("trainer.rollout_data_dir", "save_rollouts", text, "d", "rollouts are saved in the run's database",
-            lambda v, given: KeyOutcome({"save_rollouts": 1}, "changed", "rollouts are saved in the run's database")),
+            lambda v, given: KeyOutcome({"save_rollouts": 1}, "rollouts are saved in the run's database")),
     missing("trainer.validation_data_dir", "evaluations store their answers in the run's folder", "d"),
     changed("trainer.device", "placement.device", text, "cuda", "auto uses CUDA if Ray finds GPUs",
             lambda v, given: {"placement.device": v} if v in ("cuda", "cpu") else
-            KeyOutcome({}, "missing", "rlsdk runs on CUDA and on CPUs")),
+            KeyOutcome.missing("rlsdk runs on CUDA and on CPUs")),
     ignored("trainer.balance_batch", "ranks always get equal numbers of tokens"),
     ignored("trainer.use_v1", "batches are the same with both trainers", True),
     changed("trainer.v1.trainer_mode", "rollout.max_staleness rollout.partial_rollouts",
@@ -906,12 +907,12 @@ ROWS = (
     part("rollout.nnodes", "placement.engines", count, 1, "engines have GPUs of their own"),
     part("rollout.n_gpus_per_node", "placement.engines", count, 4, "engines have GPUs of their own"),
     changed("rollout.total_rollout_steps", "steps", count, 1000, "veRL counts tasks",
-            lambda v, given: KeyOutcome({"steps": max(1, v // _batch(given))}, "changed", "veRL counts tasks")),
+            lambda v, given: KeyOutcome({"steps": max(1, v // _batch(given))}, "veRL counts tasks")),
     changed("rollout.test_freq", "eval.every", whole, 1, "in steps; veRL counts weight syncs", _tested),
     ignored("rollout.total_epochs", "trainer.total_epochs or rollout.total_rollout_steps", 10),
     ignored("rollout.n", "actor_rollout_ref.rollout.n", 4),
     changed("async_training.staleness_threshold", "rollout.max_staleness", number, 0.5, "whole weight syncs",
-            lambda v, given: KeyOutcome({"rollout.max_staleness": math.ceil(v)}, "changed", "whole weight syncs")),
+            lambda v, given: KeyOutcome({"rollout.max_staleness": math.ceil(v)}, "whole weight syncs")),
     same("async_training.trigger_parameter_sync_step", "rollout.sync_interval", count, 4),
     part("async_training.require_batches", "batch_size", count, 1, "in mini-batches"),
     same("async_training.partial_rollout", "rollout.partial_rollouts", flag, True),

@@ -83,18 +83,18 @@ def policy_loss(name: str, given: Given) -> KeyOutcome:
     note = ZOO if name == "dro" else note
     if name in DPPO:
         note = f"{ZOO}; as in the paper, relative to the sampler, with one threshold (clip_ratio_high) and no cap"
-    return KeyOutcome({"algorithm.policy_loss": options[name]}, "changed" if note else "mapped", note)
+    return KeyOutcome({"algorithm.policy_loss": options[name]}, note)
 
 
 def _correction(level: str, given: Given) -> KeyOutcome:
     if str(given.get(f"{ACTOR}.policy_loss.loss_mode")) in DPPO:
-        return KeyOutcome({}, "ignored", "the loss zoo/dppo takes the ratio to the sampler itself")
+        return KeyOutcome.ignored("the loss zoo/dppo takes the ratio to the sampler itself")
     if (taken := _ratio_taken(given)) is not None:
-        return KeyOutcome({}, "ignored", f"with {taken}, the ratio of the loss is that to the engine's policy")
+        return KeyOutcome.ignored(f"with {taken}, the ratio of the loss is that to the engine's policy")
     *low, high = given.read(f"{CORRECTION}.rollout_is_threshold", _bounds, [2.0])
     found = {"use": "mis", "low": low[0], "high": high} if low else {"use": "tis", "cap": high}
     both = _masked(level, given) or _one_or_several([{**found, "level": level}, *_rejections(given)])
-    return KeyOutcome({"algorithm.correction": both}, "mapped", "")
+    return KeyOutcome({"algorithm.correction": both})
 
 
 def _ratio_taken(given: Given) -> str | None:
@@ -137,14 +137,14 @@ def _rejected(options: list[str], given: Given) -> KeyOutcome:
         Choice(REJECTIONS, "the rejection")(option)
     found, note = _rejections(given), "rejected tokens still count in the denominators"
     if not found:
-        return KeyOutcome({}, "missing", "set rollout_rs_threshold: one for all of rollout_rs, or one for each")
+        return KeyOutcome.missing("set rollout_rs_threshold: one for all of rollout_rs, or one for each")
     if given.read(f"{CORRECTION}.bypass_mode", flag, False):  # veRL then compares the policy in each optimiser step
         policy = _one_or_several([_of_policy(**each) for each in found])
-        return KeyOutcome({"algorithm.correction": policy}, "changed", f"{note}; zoo/rejection is {ZOO}")
+        return KeyOutcome({"algorithm.correction": policy}, f"{note}; zoo/rejection is {ZOO}")
     if (taken := _ratio_taken(given)) is not None:
-        return KeyOutcome({}, "missing", f"with {taken}, a correction would see a ratio of 1: set old_logprobs=learner")
+        return KeyOutcome.missing(f"with {taken}, a correction would see a ratio of 1: set old_logprobs=learner")
     weighed = given.get(f"{CORRECTION}.rollout_is") and str(given.get(f"{ACTOR}.policy_loss.loss_mode")) not in DPPO
-    return KeyOutcome({} if weighed else {"algorithm.correction": _one_or_several(found)}, "changed", note)
+    return KeyOutcome({} if weighed else {"algorithm.correction": _one_or_several(found)}, note)
 
 
 def _of_policy(use: str, **options: Any) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def _older_correction(wanted: bool, given: Given) -> KeyOutcome:
     """The correction of veRL 0.6.0, whose threshold turns it on, too."""
     high = given.read("algorithm.rollout_is_threshold", number)
     if not wanted or high is None:
-        return KeyOutcome({}, "ignored", "off")
+        return KeyOutcome.ignored("off")
     level = str(given.get("algorithm.rollout_is_level", "token"))
     masks = str(given.get("algorithm.rollout_is_mode", "truncate")) == "mask"
     bounds = {
@@ -181,33 +181,31 @@ def _older_correction(wanted: bool, given: Given) -> KeyOutcome:
     }.get((level, masks))
     if found is None:
         raise UnfitError(f"no correction has level {level} without a mask")
-    return KeyOutcome({"algorithm.correction": found}, "mapped", "")
+    return KeyOutcome({"algorithm.correction": found})
 
 
 def _bypass(wanted: bool, given: Given) -> KeyOutcome:
     """The engine's logprobs in place of old ones; veRL then replaces the loss by PPO's or REINFORCE's."""
     if not wanted:
-        return KeyOutcome({}, "ignored", "off")
+        return KeyOutcome.ignored("off")
     values: dict[str, Any] = {"old_logprobs": "rollout"}
     level = str(given.get(f"{CORRECTION}.rollout_is"))
     if str(given.get(f"{CORRECTION}.loss_type")) != "reinforce":
-        return KeyOutcome(
-            {**values, **policy_loss("vanilla", given).values}, "changed", "veRL takes PPO's loss with it"
-        )
+        return KeyOutcome({**values, **policy_loss("vanilla", given).values}, "veRL takes PPO's loss with it")
     if level == "token":
         cap = given.read(f"{CORRECTION}.rollout_is_threshold", _bounds, [2.0])[-1]
-        return KeyOutcome({**values, "algorithm.policy_loss": {"use": "tis", "cap": cap}}, "mapped", "")
+        return KeyOutcome({**values, "algorithm.policy_loss": {"use": "tis", "cap": cap}})
     values["algorithm.policy_loss"] = {"use": "reinforce"}
     if level == "sequence":
-        return KeyOutcome(values, "missing", "no loss weighs REINFORCE by whole answers: rollout_is: token, or topr")
-    return KeyOutcome(values, "mapped", "")
+        return KeyOutcome(values, "no loss weighs REINFORCE by whole answers: rollout_is: token, or topr", "missing")
+    return KeyOutcome(values)
 
 
 def sampled_first(value: bool, given: Given) -> KeyOutcome:
     """Convert the switch of the asynchronous trainer that takes the engine's logprobs as old ones."""
     if not value or given.read("async_training.compute_prox_log_prob", flag, False):
-        return KeyOutcome({}, "ignored", "old logprobs are computed by the learner, the default")
-    return KeyOutcome({"old_logprobs": "rollout"}, "mapped", "")
+        return KeyOutcome.ignored("old logprobs are computed by the learner, the default")
+    return KeyOutcome({"old_logprobs": "rollout"})
 
 
 def _bounds(value: Any) -> list[float]:

@@ -76,7 +76,7 @@ def _advantage(name: str, given: Given) -> KeyOutcome:
     algorithm, advantage = ADVANTAGES[name]
     note = "XTuner deviates from the paper; rlsdk follows the paper" if name == "DrGRPOAdvantageConfig" else ""
     values = {"algorithm.use": algorithm, "algorithm.advantage": dict(advantage), "algorithm.shaping": []}
-    return KeyOutcome(values, "changed" if note else "mapped", note)
+    return KeyOutcome(values, note)
 
 
 def _loss(kind: str, given: Given) -> dict[str, Any]:
@@ -112,17 +112,17 @@ def _importance(value: Any, given: Given) -> KeyOutcome:
     cap = max(two(value))
     low, high = sorted(given.read(f"{where}_mask_threshold", two, two(value)))
     if mode == "truncate" and level in ("token", "sequence"):
-        return KeyOutcome({"algorithm.correction": {"use": "tis", "cap": cap, "level": level}}, "mapped", "")
+        return KeyOutcome({"algorithm.correction": {"use": "tis", "cap": cap, "level": level}})
     masks = mode == "mask" or (mode == "both" and high <= cap)
     if masks and level in ("token", "sequence"):
         found = {"use": "mis", "low": low, "high": high, "level": level}
-        return KeyOutcome({"algorithm.correction": found}, "mapped", "")
+        return KeyOutcome({"algorithm.correction": found})
     if masks and level == "geometric":
         found = {"use": "geometric", "low": low, "high": high}
-        return KeyOutcome({"algorithm.correction": found}, "changed", "the mask of answers; those kept weigh 1")
+        return KeyOutcome({"algorithm.correction": found}, "the mask of answers; those kept weigh 1")
     if mode == "both" and level in ("token", "sequence"):
         both = [{"use": "tis", "cap": cap, "level": level}, {"use": f"{level}_mask", "low": low, "high": high}]
-        return KeyOutcome({"algorithm.correction": both}, "mapped", "")
+        return KeyOutcome({"algorithm.correction": both})
     raise UnfitError("no correction is this weight with this mask; see rlsdk plugins correction")
 
 
@@ -131,22 +131,20 @@ def _work_dir(value: str, given: Given) -> KeyOutcome:
     if value.startswith("${"):
         label = given.get("rollout_config.env")
         values = {"out": value, "name": label if isinstance(label, str) else "xtuner-run"}
-        return KeyOutcome(values, "changed", "a run's folder is out/name")
-    return KeyOutcome(
-        {"name": name or "xtuner-run", **({"out": out} if out else {})}, "changed", "a run's folder is out/name"
-    )
+        return KeyOutcome(values, "a run's folder is out/name")
+    return KeyOutcome({"name": name or "xtuner-run", **({"out": out} if out else {})}, "a run's folder is out/name")
 
 
 def _judged(value: str, given: Given) -> KeyOutcome:
     if value in JUDGERS:
-        return KeyOutcome({}, "changed", "the nearest built-in reward")
-    return KeyOutcome({}, "missing", "your own reward (howto/reward.md), code_tests, or judge for a served model")
+        return KeyOutcome({}, "the nearest built-in reward")
+    return KeyOutcome.missing("your own reward (howto/reward.md), code_tests, or judge for a served model")
 
 
 def _loop(value: str, given: Given) -> KeyOutcome:
     if value == "SingleTurnAgentLoopConfig":
-        return KeyOutcome({"workflow": "single_turn"}, "mapped", "")
-    return KeyOutcome({}, "missing", "workflow: tools, environment or agent, or your own (howto/workflow.md)")
+        return KeyOutcome({"workflow": "single_turn"})
+    return KeyOutcome.missing("workflow: tools, environment or agent, or your own (howto/workflow.md)")
 
 
 def _exported(value: int, given: Given) -> dict[str, Any]:
@@ -212,8 +210,8 @@ def _as_first(key: str) -> KeyRule:
         task = re.sub(rf"^{re.escape(TASK)}\.\d+", TASK, given.key)
         first = re.sub(r"(dataset_config_list)\.\d+", r"\1.0", task)
         if first in given.flat and given.flat[first] == value:
-            return KeyOutcome({}, "ignored", f"as {first}")
-        return KeyOutcome({}, "missing", "this applies to all tasks in rlsdk; the first one's value is taken")
+            return KeyOutcome.ignored(f"as {first}")
+        return KeyOutcome.missing("this applies to all tasks in rlsdk; the first one's value is taken")
 
     return KeyRule(key, "missing", (), "", 1, give=give)
 
@@ -259,7 +257,7 @@ ROWS = (
     same("load_from", "model.path", text, "Qwen/Qwen3-8B"),
     changed("tokenizer_path", "model.tokenizer", text, "Qwen/Qwen3-8B", "null uses the model's",
             lambda v, given: {"model.tokenizer": v} if v != given.get("load_from")
-            else KeyOutcome({}, "ignored", "the model's own")),
+            else KeyOutcome.ignored("the model's own")),
     same("total_train_steps", "steps", count, 100),
     changed("total_epochs", "epochs", number, 1, "total_train_steps takes precedence if both are set",
             lambda v, given: {} if given.get("total_train_steps") else {"epochs": v}),
