@@ -185,7 +185,7 @@ class LearnerGroup:
         shares = self._shares(batch, np.arange(len(batch)))
         alone = len(shares) == 1
         parts = [batch if alone else batch.select(share) for share in shares]
-        results = self._call(method, [(part, *args) for part in parts])
+        results = self._call_each(method, [(part, *args) for part in parts])
         named = results if method == "logprobs" else [{fields[0]: result} for result in results]
         for part, result in zip(parts, named, strict=True):
             self._refuse(method, tokens_fault(result, fields, len(part.loss_mask)))
@@ -220,7 +220,7 @@ class LearnerGroup:
             for rank, share in enumerate(self._shares(batch, index)):
                 work[rank].append((batch.select(share), tokens, rollouts))
         self._training_calls += 1
-        results = self._call("update", [(each, step) for each in work], f"update of step {step + 1}", step + 1)
+        results = self._call_each("update", [(each, step) for each in work], f"update of step {step + 1}", step + 1)
         self._refuse("update", metrics_fault(results[0]))
         return dict(results[0])
 
@@ -260,7 +260,7 @@ class LearnerGroup:
         """
         self._steps.take(role)
         self._training_calls += 1
-        metrics = self._call("optimizer_step", [(role,)] * len(self.actors), version=self._step + 1)[0]
+        metrics = self._call("optimizer_step", role, version=self._step + 1)[0]
         self._refuse("optimizer_step", metrics_fault(metrics))
         return dict(metrics)
 
@@ -271,7 +271,7 @@ class LearnerGroup:
             LearnerError: The learning rate is negative or not finite, or the learner has no such method.
         """
         self._steps.check_rate(lr, role)
-        self._call("set_learning_rate", [(float(lr), role)] * len(self.actors))
+        self._call("set_learning_rate", float(lr), role)
 
     def move_reference(self) -> None:
         """Move the reference model towards the policy, by the share `reference_mix` of the roles.
@@ -281,7 +281,7 @@ class LearnerGroup:
         """
         if self._steps.roles.reference_mix is None:
             raise LearnerError("move_reference: the reference model does not move; set reference.update_every")
-        self._call("move_reference", [()] * len(self.actors))
+        self._call("move_reference")
 
     def weights(self, version: int) -> Any:
         """An `ObjectRef` of the actor's exported `Weights`, which engines fetch from Ray's object store.
@@ -306,7 +306,7 @@ class LearnerGroup:
 
     def fetch_weights(self, version: int) -> Weights:
         """Return the actor's weights themselves, where `weights` returns a reference."""
-        found: Weights = self._call(self._published, [(version,)] * len(self.actors))[0]
+        found: Weights = self._call(self._published, version)[0]
         return found
 
     @property
@@ -321,14 +321,14 @@ class LearnerGroup:
 
     def canary(self, token_ids: np.ndarray) -> np.ndarray:
         """Return the logprob of each token given those before it, at temperature 1, float32 `[k - 1]`."""
-        found = np.asarray(self._call("canary", [(token_ids,)] * len(self.actors))[0])
+        found = np.asarray(self._call("canary", token_ids)[0])
         self._refuse("canary", array_fault(found, len(token_ids) - 1))
         return found
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint into a folder that all ranks see."""
         self._steps.check_none("save")
-        self._call("save", [(Path(folder),)] * len(self.actors))
+        self._call("save", Path(folder))
 
     def load(self, folder: Path) -> None:
         """Restore a checkpoint that `save` wrote.
@@ -337,11 +337,11 @@ class LearnerGroup:
             CheckpointError: It is damaged, or the learner's setup differs.
         """
         self._steps.check_none("load")
-        self._call("load", [(Path(folder),)] * len(self.actors))
+        self._call("load", Path(folder))
 
     def export(self, folder: Path) -> None:
         """Write a folder that `transformers.from_pretrained` can open."""
-        self._call("export", [(Path(folder),)] * len(self.actors))
+        self._call("export", Path(folder))
 
     def clock(self) -> dict[str, float]:
         """Return seconds and peak memory in bytes so far, each of the rank with the highest value.
@@ -372,7 +372,7 @@ class LearnerGroup:
     def sleep(self) -> None:
         """Free GPU memory for engines on the same GPUs, if the learner can (`FreesDevice`)."""
         if isinstance(self._steps.learner, FreesDevice):
-            self._call("sleep", [()] * len(self.actors))
+            self._call("sleep")
 
     def stop(self) -> None:
         """End all ranks."""
@@ -386,10 +386,14 @@ class LearnerGroup:
             self.stop()
             raise LearnerError(f"{self._origin}: {method} returned {fault}")
 
-    def _call(
+    def _call(self, method: str, *arguments: Any, version: int | None = None) -> list[Any]:
+        """Call a learner method on all ranks, with the same arguments; see `_call_each`."""
+        return self._call_each(method, [arguments] * len(self.actors), version=version)
+
+    def _call_each(
         self, method: str, arguments: Sequence[tuple[Any, ...]], what: str = "", version: int | None = None
     ) -> list[Any]:
-        """Call a learner method on all ranks; a `version` becomes the version of the weights."""
+        """Call a learner method on each rank with its arguments; a `version` becomes the version of the weights."""
         with self._sending.lock:
             self._sending.version = self._sending.version if version is None else version
             refs = [actor.call.remote(method, *args) for actor, args in zip(self.actors, arguments, strict=True)]

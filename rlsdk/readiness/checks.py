@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, starmap
 from typing import Any
 
 import attrs
@@ -279,12 +279,12 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True, devices: bo
     found = PlanChecks(plan, starts)
     found.warnings += machine(plan, trains=trains, devices=devices)
     if trains and plan.needs_engine:
-        found.faults += [PlanFinding("engine", text) for text in training_faults(plan)]
+        found.fault("engine", *training_faults(plan))
         found.faults += _rank_transfer_faults(plan)
     if trains:
-        found.faults += [PlanFinding(*fault) for fault in rank_faults(plan)]
-        found.notes += [PlanFinding(*note) for note in chain(idle_notes(plan), _part_notes(plan), adapter_notes(plan))]
-    found.faults += [PlanFinding(*fault) for fault in unread_objects(plan)]
+        found.faults += starmap(PlanFinding, rank_faults(plan))
+        found.notes += starmap(PlanFinding, chain(idle_notes(plan), _part_notes(plan), adapter_notes(plan)))
+    found.faults += starmap(PlanFinding, unread_objects(plan))
     codec = found.codec()
     net, _ = built = skeleton(plan, download=starts)
     _check_model(found, built, codec, trains=trains)
@@ -297,7 +297,7 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True, devices: bo
         found.unmet_sources()
     trained = [each for each in tasks[: len(plan.tasks_train)] if each is not None]
     firsts = [each[0] for each in tasks if each]
-    found.faults += [PlanFinding(*fault) for fault in image_faults(plan, net, firsts)]
+    found.faults += starmap(PlanFinding, image_faults(plan, net, firsts))
     disk = None
     if trains:
         count = sum(map(len, trained)) if len(trained) == len(plan.tasks_train) else None
@@ -307,7 +307,7 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True, devices: bo
         found.notes += _move_notes(plan, steps)
         if count and count < plan.config.batch_size:
             text = f"{counted(count, 'task')}, fewer than batch_size={plan.config.batch_size}: some repeat in a step"
-            found.notes.append(PlanFinding("tasks.train", text))
+            found.note("tasks.train", text)
     if not plan.tasks_eval:
         found.notes += _idle_evaluation(plan.config.eval)
     return Readiness(
@@ -327,13 +327,13 @@ def _check_model(found: PlanChecks, built: tuple[Any, str], codec: ChatTokenizer
         found.vocabulary = vocabulary = getattr(net.config.get_text_config(), "vocab_size", sys.maxsize)
         if codec is not None and codec.size > vocabulary:
             text = f"the tokenizer {codec.name!r} has {codec.size} tokens, and the model has embeddings of {vocabulary}"
-            found.notes.append(PlanFinding(found.tokenizer, f"{text}: prompts with one of the others are refused"))
+            found.note(found.tokenizer, f"{text}: prompts with one of the others are refused")
         found.unreachable_ends()
-        found.faults += [PlanFinding(*fault) for fault in model_faults(plan, net, trains=trains)]
-        found.notes += [PlanFinding(*note) for note in length_notes(plan, net)]
+        found.faults += starmap(PlanFinding, model_faults(plan, net, trains=trains))
+        found.notes += starmap(PlanFinding, length_notes(plan, net))
     elif _loads(plan, trains=trains) and os.path.isdir(plan.model.path) and not found.of_model:
-        found.faults.append(PlanFinding("model.path", f"{why}; correct config.json, or use another model"))
-    found.faults += [PlanFinding(*fault) for fault in exact_faults(plan, net)]
+        found.fault("model.path", f"{why}; correct config.json, or use another model")
+    found.faults += starmap(PlanFinding, exact_faults(plan, net))
 
 
 def _idle_evaluation(section: EvalSection) -> Iterator[PlanFinding]:

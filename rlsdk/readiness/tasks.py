@@ -73,6 +73,18 @@ class PlanChecks:
     vocabulary: int = sys.maxsize
     """Number of tokens that the model has embeddings for."""
 
+    def fault(self, path: str, *messages: str) -> None:
+        """Add faults of a setting."""
+        self.faults += [PlanFinding(path, message) for message in messages]
+
+    def warn(self, path: str, message: str) -> None:
+        """Add a warning about a setting."""
+        self.warnings.append(PlanFinding(path, message))
+
+    def note(self, path: str, message: str) -> None:
+        """Add a note on a setting."""
+        self.notes.append(PlanFinding(path, message))
+
     @property
     def tokenizer(self) -> str:
         """Path of the setting that names the tokenizer."""
@@ -95,7 +107,7 @@ class PlanChecks:
             tokenizer = open_tokenizer(model)
             self.ends = end_ids(model, tokenizer)
         except ValueFault as fault:
-            self.faults.append(PlanFinding("model.path", str(fault)))
+            self.fault("model.path", str(fault))
             return None
         except Exception as error:  # noqa: BLE001 - transformers raises anything for a file that it cannot use
             text = f"the tokenizer in {name!r} cannot be opened: {first_line(error)}"
@@ -106,16 +118,14 @@ class PlanChecks:
                     f"{model.path!r} runs only with Python code that comes with it (auto_map in its config.json); read "
                     "that code, and set model.trust_remote_code=true if you trust it"
                 )
-            self.warnings.append(PlanFinding("model.path", text))
+            self.warn("model.path", text)
             return None
         if plan.needs_engine and not self.ends and not plan.config.sampling.stop:
-            self.faults.append(
-                PlanFinding(
-                    "model.path",
-                    f"the model {model.path!r} has no end-of-text token: neither its tokenizer nor its config names an "
-                    "eos_token, so that every answer would have sampling.max_tokens tokens; set eos_token in "
-                    "tokenizer_config.json, or give sampling.stop",
-                )
+            self.fault(
+                "model.path",
+                f"the model {model.path!r} has no end-of-text token: neither its tokenizer nor its config names an "
+                "eos_token, so that every answer would have sampling.max_tokens tokens; set eos_token in "
+                "tokenizer_config.json, or give sampling.stop",
             )
         return ChatTokenizer.of(plan, tokenizer)
 
@@ -129,10 +139,10 @@ class PlanChecks:
             f"generation_config.json or its tokenizer) is outside of its vocabulary, 0 to {self.vocabulary - 1}"
         )
         if len(unreachable) < len(self.ends) or self.plan.config.sampling.stop:
-            self.notes.append(PlanFinding("model.path", f"{text}: no answer ends there"))
+            self.note("model.path", f"{text}: no answer ends there")
         else:
             remedy = "so that every answer would have sampling.max_tokens tokens; correct it, or give sampling.stop"
-            self.faults.append(PlanFinding("model.path", f"{text}, {remedy}"))
+            self.fault("model.path", f"{text}, {remedy}")
 
     def source(self, path: str, source: TaskSource, codec: ChatTokenizer | None) -> Sequence[Task] | None:
         """Read the tasks of a source and check some prompts; None if the tasks were not read."""
@@ -156,19 +166,19 @@ class PlanChecks:
                     check_demonstrations(self.plan, some, codec)
             if path.startswith("tasks.train") and self.plan.sampler is not None and is_ordered(tasks):
                 text = "training does not keep the order of these tasks, since rollout.sampler chooses the next one"
-                self.notes.append(PlanFinding(path, text))
+                self.note(path, text)
         except OptionError as error:
             self.faults += [PlanFinding(f"{path}.{below}", text) for below, text in error.faults]
         except ConfigError as error:
-            self.faults += [PlanFinding(path, text) for text in error.faults]
+            self.fault(path, *error.faults)
         except EngineError as error:
-            self.faults.append(PlanFinding("workflow", f"{self.plan.workflow.name!r}: {error}"))
+            self.fault("workflow", f"{self.plan.workflow.name!r}: {error}")
         except UnreachableDataError as error:
-            self.warnings.append(PlanFinding(path, str(error)))
+            self.warn(path, str(error))
         except RlsdkError as error:
-            self.faults.append(PlanFinding(path, str(error)))
+            self.fault(path, str(error))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a plugin's code
-            self.faults.append(PlanFinding(path, f"source {source.name!r} failed: {described(error)}"))
+            self.fault(path, f"source {source.name!r} failed: {described(error)}")
         else:
             return tasks
         return None
@@ -182,14 +192,14 @@ class PlanChecks:
             try:
                 ids = codec.prompt(task)[1]
             except RefusedMessagesError as error:
-                self.faults += [PlanFinding(path, f"task {task.id!r}: {text}") for text in error.faults]
+                self.fault(path, *(f"task {task.id!r}: {text}" for text in error.faults))
                 return
             prompts.append(ids)
             if wrong := unreadable(task, codec, ids, asks=asks):
-                self.faults.append(PlanFinding(path, wrong))
+                self.fault(path, wrong)
                 return
             if wrong := not_embedded(codec, ids, self.vocabulary):
-                self.faults.append(PlanFinding(self.tokenizer, f"the prompt of task {task.id!r} has {wrong}"))
+                self.fault(self.tokenizer, f"the prompt of task {task.id!r} has {wrong}")
                 return
         self._unknown_tokens(path, tasks, prompts, codec)
         if not asks and any(not isinstance(task.prompt, str) for task in tasks):
@@ -203,18 +213,18 @@ class PlanChecks:
         if min(lengths) > limit:
             seen = f"all {count}" if count == len(tasks) else f"all {len(tasks)} that were tried of {count}"
             text = f"no prompt of {path} fits in {limit} tokens: {seen} have from {min(lengths)} to {max(lengths)}"
-            self.faults.append(PlanFinding(setting, f"{text}; give at least {least}"))
+            self.fault(setting, f"{text}; give at least {least}")
         elif not trained:
             text = f"{limit + 1} tokens leave no room for an answer: {path} has a prompt of {max(lengths)} tokens"
-            self.faults.append(PlanFinding(setting, f"{text}; give at least {least}, or leave such tasks out"))
+            self.fault(setting, f"{text}; give at least {least}, or leave such tasks out")
         elif config.long_prompts == "error":
             text = f"{limit}, but {path} has a prompt of {max(lengths)} tokens, and long_prompts=error"
-            self.faults.append(PlanFinding(setting, f"{text}; give at least {least}, or drop them"))
+            self.fault(setting, f"{text}; give at least {least}, or drop them")
         else:
             dropped = sum(length > limit for length in lengths)
             others = "; epochs count them, so the others are drawn again in their place" if config.epochs else ""
             text = f"{limit} tokens: of {counted(len(lengths), 'prompt')} of {path} that were tried, {dropped} would be"
-            self.notes.append(PlanFinding(setting, f"{text} dropped as longer{others}"))
+            self.note(setting, f"{text} dropped as longer{others}")
 
     def _unscored(self, path: str, tasks: Sequence[Task]) -> None:
         """Report tasks whose source no part of the reward applies to; a multi-turn workflow may name another source."""
@@ -226,10 +236,11 @@ class PlanChecks:
         task = next((task for task in tasks if not any(rule.applies(task) for rule in rules)), None)
         if task is not None:
             given = "; ".join(f"{rule.name}: {', '.join(rule.sources)}" for rule in rules)
-            text = (
-                f"no part applies to task {task.id!r} of {path}, whose source is {task.source!r}; `sources` has {given}"
+            self.fault(
+                "reward",
+                f"no part applies to task {task.id!r} of {path}, whose source is {task.source!r}; `sources` has "
+                f"{given}",
             )
-            self.faults.append(PlanFinding("reward", text))
 
     def _unplayed(self, path: str, tasks: Sequence[Task]) -> None:
         """Report the first task that lacks what the workflow's environment or tool classes start with."""
@@ -238,19 +249,19 @@ class PlanChecks:
         if trained and not plan.sampled:
             return
         if fault := unstartable(workflow, tasks):
-            self.faults.append(PlanFinding(path, fault))
+            self.fault(path, fault)
         if not isinstance(workflow, PlaysEpisodes):
             return
         for task in tasks:
             try:
                 use, _ = workflow.episode(task)
             except DataError as error:
-                self.faults.append(PlanFinding(path, str(error)))
+                self.fault(path, str(error))
                 return
             try:
                 plan.plugins.reference("environment", use.name, use.options)
             except RlsdkError as error:
-                self.faults.append(PlanFinding(path, f"the environment of task {task.id!r}: {error}"))
+                self.fault(path, f"the environment of task {task.id!r}: {error}")
                 return
 
     def unmet_sources(self) -> None:
@@ -258,11 +269,11 @@ class PlanChecks:
         rewards = self.plan.rewards
         for i, part in enumerate(rewards):
             if part.rule.sources and self.sources.isdisjoint(part.rule.sources):
-                text = (
+                self.note(
+                    f"reward[{i}].sources" if len(rewards) > 1 else "reward.sources",
                     f"{', '.join(part.rule.sources)}: none of the tried tasks has this source, so {part.rule.name} "
-                    f"may score none; their sources are: {', '.join(sorted(self.sources))}"
+                    f"may score none; their sources are: {', '.join(sorted(self.sources))}",
                 )
-                self.notes.append(PlanFinding(f"reward[{i}].sources" if len(rewards) > 1 else "reward.sources", text))
 
     def _answers_as_prefills(self, path: str, source: TaskSource, tasks: Sequence[Task]) -> None:
         """Note prompts that end with an answer although no prefill was requested, as in data for imitation."""
@@ -270,12 +281,12 @@ class PlanChecks:
         if source.reference.options.get("prefill") or not any(message.role == "assistant" for message in last):
             return
         said = next(message.text for message in last if message.role == "assistant")
-        text = (
-            f"prompts end with an assistant message, such as {said[-40:]!r}: the policy continues it, and "
-            "rewards read both as one answer. If it is the answer to learn, leave it out of the prompt (the column "
-            "`demonstration` may hold it)"
+        self.note(
+            path,
+            f"prompts end with an assistant message, such as {said[-40:]!r}: the policy continues it, and rewards read "
+            "both as one answer. If it is the answer to learn, leave it out of the prompt (the column `demonstration` "
+            "may hold it)",
         )
-        self.notes.append(PlanFinding(path, text))
 
     def _unknown_tokens(
         self, path: str, tasks: Sequence[Task], prompts: Sequence[np.ndarray], codec: ChatTokenizer
@@ -286,11 +297,11 @@ class PlanChecks:
         if unknown in (None, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id):
             return  # GPT-2's unknown token is its end-of-text token, which stands for no text
         if prompts and all(len(ids) and (ids == unknown).mean() > 0.5 for ids in prompts):
-            text = (
+            self.fault(
+                path,
                 f"the tokenizer {codec.name!r} has no token for most of what the prompts say: task {tasks[0].id!r} "
-                f"becomes {codec.shown(prompts[0])[:60]!r}; train a model that was made for such text"
+                f"becomes {codec.shown(prompts[0])[:60]!r}; train a model that was made for such text",
             )
-            self.faults.append(PlanFinding(path, text))
 
     def _several_rollouts(self, codec: ChatTokenizer) -> None:
         """Note, once, that multi-turn conversations become several rollouts if thoughts are dropped."""

@@ -99,7 +99,7 @@ def learn(group: Any, shares: list[TrainBatch], batch: TrainBatch, role: str = "
     )
     totals = Totals.of(mask, segments)
     keep_gradients(group)
-    group._call("update", [([(share, totals.tokens, totals.rollouts)], 0) for share in shares])
+    group._call_each("update", [([(share, totals.tokens, totals.rollouts)], 0) for share in shares])
     every = gradients(group, role)
     for other in every[1:]:
         for name, gradient in every[0].items():
