@@ -15,7 +15,6 @@ from rich.text import Text
 
 from rlsdk.cli.listing import console
 from rlsdk.cli.parameters import SettingsCommand, plugin_files
-from rlsdk.cli.train import serve
 from rlsdk.config import check
 from rlsdk.errors import visible
 from rlsdk.plurals import counted
@@ -40,7 +39,16 @@ def debug() -> None:
 @plugin_files
 def engine(config: Path, settings: tuple[str, ...], files: tuple[str, ...]) -> None:
     """Serve the engine of the YAML file CONFIG on this machine until Ctrl-C; nothing is trained."""
-    serve(check(config, settings, files))
+    from rlsdk.serving.debug import serve_engines
+
+    def ready(url: str) -> None:
+        out.write(f"{url}\n")
+        out.flush()
+        click.echo(f"rlsdk: {plan.config.model.path} is served there; Ctrl-C stops the server", err=True)
+
+    plan, out = check(config, settings, files), sys.stdout
+    with contextlib.redirect_stdout(sys.stderr):  # libraries print banners to standard output, which is for the URL
+        serve_engines(plan, ready)
 
 
 @debug.command(cls=SettingsCommand, short_help="Run the workflow on one task.")

@@ -16,7 +16,7 @@ import click
 
 from rlsdk.cli.lazy import INTERRUPTED
 from rlsdk.cli.parameters import SettingsCommand, plugin_files
-from rlsdk.config import Plan, check
+from rlsdk.config import check
 
 
 class _TrainCommand(SettingsCommand):
@@ -145,20 +145,6 @@ def train(
         sys.exit(INTERRUPTED)
 
 
-def serve(plan: Plan) -> None:
-    """Serve a plan's engines until Ctrl-C; print the URL to standard output."""
-    from rlsdk.serving.debug import serve_engines
-
-    def ready(url: str) -> None:
-        out.write(f"{url}\n")
-        out.flush()
-        click.echo(f"rlsdk: {plan.config.model.path} is served there; Ctrl-C stops the server", err=True)
-
-    out = sys.stdout
-    with contextlib.redirect_stdout(sys.stderr):  # libraries print banners to standard output, which is for the URL
-        serve_engines(plan, ready)
-
-
 def run_mode(
     mode: str,
     config: Path,
@@ -170,7 +156,12 @@ def run_mode(
 ) -> None:
     """Run `explore`, `serve` or `bench`; if interrupted, exit with the status for that."""
     if mode == "explore":
-        status = explore(config, settings, files, as_json=as_json)
+        from rlsdk.trainer.run import explore
+
+        with contextlib.redirect_stdout(sys.stderr):
+            status = explore(config, *settings, plugins=files)
+        if as_json:
+            click.echo(json.dumps({"status": status}))
         sys.exit(INTERRUPTED if status == "interrupted" else 0)
     if mode == "serve":
         serve_checkpoints(config, settings, files, {"api_key": os.environ.get("RLSDK_API_KEY", ""), **server})
@@ -195,17 +186,6 @@ def serve_checkpoints(
     with contextlib.redirect_stdout(sys.stderr):  # libraries print banners to standard output, which is for the URL
         plan = check(config, settings, files)
         serve_run(plan, files, ServerOptions(**server), ready)
-
-
-def explore(config: Path, settings: tuple[str, ...], files: tuple[str, ...], *, as_json: bool) -> str:
-    """Sample rollouts for a trainer in another program until the run ends; return how it ended."""
-    from rlsdk.trainer.run import explore as run
-
-    with contextlib.redirect_stdout(sys.stderr):
-        status = run(config, *settings, plugins=files)
-    if as_json:
-        click.echo(json.dumps({"status": status}))
-    return status
 
 
 def bench_all(config: Path, settings: tuple[str, ...], files: tuple[str, ...], *, as_json: bool) -> None:

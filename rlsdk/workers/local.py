@@ -45,48 +45,31 @@ class RolloutShare:
     reward_actors: Mapping[str, Any] | None = None
 
 
+@attrs.define(kw_only=True, eq=False)
 class LocalMaker:
     """Make groups on the event loop of this process.
 
     Attributes:
         client: Engine client; None if nothing is sampled.
         pausable: Pauses sampling; None if nothing is sampled.
+        context: Tokenizer, sampling and environments of rollouts.
+        eval_environments: Environments of evaluations; None to use those of training.
+        generators: Use of a group (see `GroupOrder.role`) -> what makes it.
+        scorer: Scorer of training and evaluation; None without a reward.
         user_loop: Event loop of user code.
+        sampled: False if the algorithm trains only on demonstrations.
         failures: Always empty, since the run does not survive the death of this process.
     """
 
-    def __init__(
-        self,
-        *,
-        client: EngineClient | None,
-        pausable: PausableClient | None,
-        context: RolloutContext,
-        eval_environments: EnvWorkerPool | None,
-        generator: RolloutGenerator,
-        demonstrator: RolloutGenerator,
-        evaluator: RolloutGenerator,
-        scorer: Scorer | None,
-        user_loop: UserLoop,
-        sampled: bool,
-    ) -> None:
-        """Create a maker.
-
-        Args:
-            client: Engine client; None if nothing is sampled.
-            pausable: Pauses sampling; None if nothing is sampled.
-            context: Tokenizer, sampling and environments of rollouts.
-            eval_environments: Environments of evaluations; None to use those of training.
-            generator: Makes the groups to train on.
-            demonstrator: Makes demonstrations.
-            evaluator: Makes the groups of evaluations.
-            scorer: Scorer of training and evaluation; None without a reward.
-            user_loop: Event loop of user code.
-            sampled: False if the algorithm trains only on demonstrations.
-        """
-        self.client, self.pausable, self.user_loop, self._sampled = client, pausable, user_loop, sampled
-        self._context, self._eval_environments, self._scorer = context, eval_environments, scorer
-        self._generators = {"train": generator, "expert": demonstrator, "evaluation": evaluator}
-        self.failures: list[str] = []
+    client: EngineClient | None
+    pausable: PausableClient | None
+    context: RolloutContext
+    eval_environments: EnvWorkerPool | None
+    generators: Mapping[str, RolloutGenerator]
+    scorer: Scorer | None
+    user_loop: UserLoop
+    sampled: bool
+    failures: list[str] = attrs.field(factory=list, init=False)
 
     async def make(self, order: GroupOrder) -> MadeGroup:
         """See `GroupMaker.make`."""
@@ -102,21 +85,21 @@ class LocalMaker:
         return MadeGroup(group, score.value if score.valid else None)
 
     async def _group(self, order: GroupOrder) -> Group:
-        context = self._context
-        if order.role == "evaluation" and self._eval_environments is not None:
-            context = attrs.evolve(context, environments=self._eval_environments)
-        if order.role == "train" and not self._sampled:  # the engines only serve evaluations
+        context = self.context
+        if order.role == "evaluation" and self.eval_environments is not None:
+            context = attrs.evolve(context, environments=self.eval_environments)
+        if order.role == "train" and not self.sampled:  # the engines only serve evaluations
             context = attrs.evolve(context, client=None)
         if order.sampling is not None:
             context = attrs.evolve(context, sampling=order.sampling)
-        generator = self._generators[order.role]
+        generator = self.generators[order.role]
         return await generator.group(order.task, context, order.size, order.key, order.step, order.before)
 
     async def _greedy(self, order: GroupOrder) -> Group:
         """Sample the answer whose reward is the baseline."""
-        sampling = attrs.evolve(self._context.sampling, temperature=0.0)
-        context = attrs.evolve(self._context, sampling=sampling)
-        return await self._generators["evaluation"].group(order.task, context, 1, f"{order.key} greedy")
+        sampling = attrs.evolve(self.context.sampling, temperature=0.0)
+        context = attrs.evolve(self.context, sampling=sampling)
+        return await self.generators["evaluation"].group(order.task, context, 1, f"{order.key} greedy")
 
     def held(self) -> AbstractAsyncContextManager[None]:
         """See `GroupMaker.held`."""
@@ -124,25 +107,25 @@ class LocalMaker:
 
     def counters(self) -> MakerCounters:
         """See `GroupMaker.counters`."""
-        pools = [self._context.environments, self._eval_environments]
+        pools = [self.context.environments, self.eval_environments]
         lost = [event for pool in pools if isinstance(pool, EnvWorkerPool) for event in pool.lost]
         client, pausable = self.client, self.pausable
         return MakerCounters(
             wasted=(0 if client is None else client.unheard) + (0 if pausable is None else pausable.dropped),
             sampled_again=0 if client is None else client.sampled_again,
-            run_again=sum(each.run_again for each in self._generators.values()),
+            run_again=sum(each.run_again for each in self.generators.values()),
             environments_lost=len(lost),
             reasons=tuple(lost[:MOST_REASONS]),
         )
 
     def state(self) -> dict[str, Any]:
         """See `GroupMaker.state`."""
-        return {} if self._scorer is None else self._scorer.state()
+        return {} if self.scorer is None else self.scorer.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """See `GroupMaker.restore`."""
-        if self._scorer is not None:
-            self._scorer.restore(state)
+        if self.scorer is not None:
+            self.scorer.restore(state)
 
     async def leave(self, nodes: Sequence[DrainingNode]) -> None:
         """Do nothing: this process cannot move to another node."""
@@ -186,15 +169,17 @@ def local_maker(
             ends = () if codec.end is None else (codec.end,)
             pausable = PausableClient(client, codec.decode, partial=config.rollout.partial_rollouts, ends=ends)
         seed = config.seed if config.sampling.seeds == "request" else None
-        demonstrator = RolloutGenerator(load("workflow", defaults.DEMONSTRATION.name), None, None)
+        generators = {
+            "train": RolloutGenerator(plan.plugins.resolve(plan.workflow), scorer, seed, observer),
+            "expert": RolloutGenerator(load("workflow", defaults.DEMONSTRATION.name), None, None),
+            "evaluation": evaluator_of(plan, scorer),
+        }
         yield LocalMaker(
             client=client,
             pausable=pausable,
             context=context_of(plan, codec, pausable, environments.train, user_loop),
             eval_environments=environments.eval,
-            generator=RolloutGenerator(plan.plugins.resolve(plan.workflow), scorer, seed, observer),
-            demonstrator=demonstrator,
-            evaluator=evaluator_of(plan, scorer),
+            generators=generators,
             scorer=scorer,
             user_loop=user_loop,
             sampled=plan.sampled,
