@@ -6,7 +6,7 @@ import errno
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from rich.console import Console
 from rlsdk.checkpoints.checkpoint import REMEDIES, Checkpoints, free_text
 from rlsdk.checkpoints.mirror import Mirror, mirrored
 from rlsdk.cluster.placement import joins_ray, ray_cluster
+from rlsdk.cluster.watchdog import Watchdog
 from rlsdk.cluster.watched import watching
 from rlsdk.config import Plan
 from rlsdk.errors import RunError, described
@@ -47,11 +48,11 @@ class RunRecord:
         checkpoints: Checkpoints of the run's folder.
         observers: Trackers and observing plugins.
         mirror: Upload of the folder, if the run has a remote one.
-        store: Rollout store; None if rollouts are not kept.
-        gpus: Number of GPUs in the Ray cluster.
         resume_from: Step of the checkpoint to continue from; None for a new run.
         opened: Time at which the run was opened.
         keep_changes: Writes a changed configuration into the folder, and returns log lines.
+        store: Rollout store; None if rollouts are not kept.
+        gpus: Number of GPUs in the Ray cluster.
         by_hand: True if the trainer may outlive its training; the report is then written when training ends.
         summary: Summary of the training, once it has ended.
         samples: Sample answers of the evaluations, for the report.
@@ -63,11 +64,11 @@ class RunRecord:
     checkpoints: Checkpoints
     observers: Observers
     mirror: Mirror | None
-    store: RolloutStore | None
-    gpus: int
     resume_from: int | None
     opened: float
     keep_changes: Callable[[], list[str]]
+    store: RolloutStore | None = None
+    gpus: int = 0
     by_hand: bool = False
     summary: dict[str, Any] = attrs.field(factory=dict)
     samples: Mapping[str, Sequence[Mapping[str, Any]]] = attrs.field(factory=dict)
@@ -192,7 +193,6 @@ def open_run(
     ray_start = "joining Ray" if joins_ray(plan.config.placement) else "starting Ray"
 
     with (
-        ExitStack() as stack,
         only_run(plan.folder),
         held(plan.folder) as lock,
         mirrored(plan, resume=resume, overwrite=overwrite) as mirror,
@@ -211,22 +211,34 @@ def open_run(
         if mirror:
             mirror.begin(prepared.step)
         (rehearsed or Rehearsal()).log()
-        stack.enter_context(recorded(plan.folder))
         log.info("%s; the full log is %s", ray_start, plan.folder / "logs" / "driver.log")
         resumed = prepared.step, opened, prepared.keep_changes
-        record = RunRecord(plan, console, checkpoints, observers, mirror, None, 0, *resumed)
-        try:
-            with kept_rollouts(plan) as record.store, reaped(), ray_cluster(plan, trains=True) as record.gpus:
-                yield record
-            watchdog.check()
-            if not record.reported:
-                record.report()
-        except BaseException as error:
-            cause = watchdog.explain(_explained(first_error(error), checkpoints), _kept(checkpoints))
-            _end_failed(record, error, cause, ours=not lock.loss())
-            if cause is error:
-                raise
-            raise cause from error
+        record = RunRecord(plan, console, checkpoints, observers, mirror, *resumed)
+        with (
+            recorded(plan.folder),
+            _reported(record, watchdog, lock),
+            kept_rollouts(plan) as record.store,
+            reaped(),
+            ray_cluster(plan, trains=True) as record.gpus,
+        ):
+            yield record
+
+
+@contextmanager
+def _reported(record: RunRecord, watchdog: Watchdog, lock: FolderLock) -> Iterator[None]:
+    """Context manager: report the run at the end of the block, or why an exception has ended it."""
+    try:
+        yield
+        watchdog.check()
+        if not record.reported:
+            record.report()
+    except BaseException as error:
+        cause = _explained(first_error(error), record.checkpoints)
+        cause = watchdog.explain(cause, _kept(record.checkpoints))
+        _end_failed(record, error, cause, ours=not lock.loss())
+        if cause is error:
+            raise
+        raise cause from error
 
 
 @contextmanager
