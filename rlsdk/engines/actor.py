@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ import numpy as np
 from rlsdk import weights as transport
 from rlsdk.cluster.actors import RunActor, spawn
 from rlsdk.cluster.compiled import keep_compiled
-from rlsdk.cluster.gpus import GPUSeat
 from rlsdk.contracts import (
     ActorSpec,
     Adapter,
@@ -439,14 +438,10 @@ def launch(
     place: ActorSpec,
     *,
     cpus: float = 1,
-    seat: GPUSeat | None = None,
-    resources: Mapping[str, float] | None = None,
-    python: str = "",
-    name: str = "",
     log_path: Path | str = "",
     watched: bool = False,
-    replaced: bool = False,
     transfer: ComponentRef | None = None,
+    **options: Any,
 ) -> Any:
     """Launch the actor of an engine; the caller must then call its `start(model, place)`.
 
@@ -454,14 +449,10 @@ def launch(
         reference: Reference to the engine component.
         place: Placement of the actor; determines the environment variables of its process.
         cpus: Cores that Ray reserves.
-        seat: GPUs reserved for the engine; None on a CPU.
-        resources: Additional resources that Ray reserves, by name.
-        python: Command that starts its process in place of Python; empty for Python.
-        name: Actor name in Ray's listings; empty for none.
         log_path: File for its process's output; empty leaves output to Ray.
         watched: True if the watchdog watches it.
-        replaced: True if another engine replaces it when it dies.
         transfer: Reference to the weight transfer; None if weights are loaded whole.
+        **options: Further arguments of `spawn`, such as `seat` and `resources`.
 
     Returns:
         A handle; `handle.method.remote(…)` calls a method of `EngineActor`.
@@ -472,13 +463,9 @@ def launch(
         str(log_path),
         transfer,
         cpus=cpus,
-        seat=seat,
-        resources=resources,
         environment=Plugins().resolve(reference).environment(place),
-        python=python,
-        name=name,
         watched_as=f"engine {place.rank}" if watched else "",
         log_path=log_path,
-        replaced=replaced,
         responsive=True,
+        **options,
     )

@@ -20,7 +20,7 @@ from rlsdk.engines.actor import STEP
 from rlsdk.engines.canary import Canary, describe_checksums
 from rlsdk.engines.client import EngineRoutes
 from rlsdk.engines.starting import until_ready
-from rlsdk.engines.weight_sync import Delivered, WeightSource, deliver, deliver_late, received_checksums
+from rlsdk.engines.weight_sync import LoadedWeights, WeightSource, deliver, deliver_late, received_checksums
 from rlsdk.errors import CanaryError, EngineError, LearnerError, TransferError
 from rlsdk.plurals import counted
 
@@ -97,7 +97,7 @@ class EngineGroup:
         self._awake, self._syncing = asyncio.Event(), asyncio.Lock()
         self._awake.set()
         self._seeding: tuple[int, int] | None = None
-        self._delivered: Delivered | None = None
+        self._loaded: LoadedWeights | None = None
 
     def __len__(self) -> int:
         """Return the target number of engines, including dead ones."""
@@ -206,7 +206,7 @@ class EngineGroup:
         if not len(self):
             return 0.0
         async with self._syncing:
-            self._delivered = None  # so that Ray's store does not hold two versions at once
+            self._loaded = None  # so that Ray's store does not hold two versions at once
             ids = canary.token_ids
             found = await deliver(self, learner, version, ids, wake=self.shared)
             self._awake.set()
@@ -216,7 +216,7 @@ class EngineGroup:
                 received = await received_checksums(self, learner, found.weights, ids)
                 sent = await asyncio.to_thread(learner.checksums)
                 raise CanaryError(f"{error}\n{describe_checksums(sent, received)}") from error
-            self._delivered = Delivered(learner, canary, version, found.weights)  # for engines that start later
+            self._loaded = LoadedWeights(learner, canary, version, found.weights)  # for engines that start later
             return gap
 
     async def clock(self) -> dict[str, float]:
@@ -364,8 +364,8 @@ class EngineGroup:
             self._started.append(actor)
             await until_ready(rank, ready)
             async with self._syncing:
-                if self._delivered is not None:
-                    await deliver_late(self._delivered, rank, actor, self)
+                if self._loaded is not None:
+                    await deliver_late(self._loaded, rank, actor, self)
                 if self._seeding is not None:
                     await actor.reseed.remote(_seeds([*self._seeding, rank, incarnation], 1)[0])
                 self._actors[rank] = actor

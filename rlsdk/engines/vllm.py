@@ -384,7 +384,15 @@ class Vllm:
         if self._adapter is not None:
             vllm_arguments.load_adapter(self._llm, weights)
         else:
-            self._load_whole(weights)
+            tied = bool(self._llm.model_config.hf_config.get_text_config().tie_word_embeddings)
+            weights = with_tied_head(weights, tied)
+            check_names(weights, self._expected)
+            if self.tensor_parallel_size > 1:
+                with scratch_folder("rlsdk-load-", "/dev/shm") as folder:
+                    share(weights, folder)
+                    self._llm.collective_rpc("rlsdk_load", args=(str(folder),))
+            else:
+                self._llm.collective_rpc("rlsdk_load", args=(weights,))
         self._loaded(weights.version)
 
     def load_weight_parts(self, version: int, parts: Iterator[Weights]) -> None:
@@ -445,17 +453,6 @@ class Vllm:
     def _loaded(self, version: int) -> None:
         self._version, self._discarded = version, False
         self._llm.set_weight_version(str(version))
-
-    def _load_whole(self, weights: Weights) -> None:
-        tied = bool(self._llm.model_config.hf_config.get_text_config().tie_word_embeddings)
-        weights = with_tied_head(weights, tied)
-        check_names(weights, self._expected)
-        if self.tensor_parallel_size > 1:
-            with scratch_folder("rlsdk-load-", "/dev/shm") as folder:
-                share(weights, folder)
-                self._llm.collective_rpc("rlsdk_load", args=(str(folder),))
-        else:
-            self._llm.collective_rpc("rlsdk_load", args=(weights,))
 
     def logprobs(self, token_ids: np.ndarray) -> np.ndarray:
         """Return the logprob of each token given those before it, at temperature 1, float32 `[k - 1]`.

@@ -55,7 +55,7 @@ class CallsEngines(Protocol):
 
 
 @attrs.frozen
-class Delivered:
+class LoadedWeights:
     """Weights that engines have loaded.
 
     Attributes:
@@ -72,7 +72,7 @@ class Delivered:
 
 
 @attrs.frozen
-class Delivery:
+class SyncResult:
     """Outcome of a sync.
 
     Attributes:
@@ -86,7 +86,9 @@ class Delivery:
     weights: Any = None
 
 
-async def deliver(engines: CallsEngines, learner: WeightSource, version: int, ids: np.ndarray, wake: bool) -> Delivery:
+async def deliver(
+    engines: CallsEngines, learner: WeightSource, version: int, ids: np.ndarray, wake: bool
+) -> SyncResult:
     """Load the learner's weights into all engines.
 
     A failed stream is not retried; the remaining engines get the weights from Ray's object store. Sleeping engines take
@@ -115,7 +117,7 @@ async def deliver(engines: CallsEngines, learner: WeightSource, version: int, id
         # computes its own in parallel.
         loads, forward = engines.all("load_weights", weights, canary), asyncio.to_thread(learner.canary, ids)
         seen, expected = await asyncio.gather(loads, forward)
-        found = Delivery(seen, expected, weights)
+        found = SyncResult(seen, expected, weights)
     if wake:
         await _free_device(learner)
         found = attrs.evolve(found, seen=await engines.all("wake", ids))
@@ -135,7 +137,7 @@ async def _free_device(learner: WeightSource) -> None:
 
 async def _stream(
     engines: CallsEngines, learner: StreamsToEngines, version: int, ids: np.ndarray, canary: np.ndarray | None
-) -> Delivery | None:
+) -> SyncResult | None:
     """Stream weights to all engines; None unless all live engines have loaded them."""
     await engines.all("clock")  # detect dead engines first, since the others would wait for them
     ranks = engines.ranks
@@ -149,10 +151,10 @@ async def _stream(
     if fault or any(rank in engines.ranks and rank not in seen for rank in ranks):
         log.warning("the engines get weights of version %d from Ray's object store: %s", version, fault or "no answer")
         return None
-    return Delivery(seen, expected)
+    return SyncResult(seen, expected)
 
 
-async def deliver_late(delivered: Delivered, rank: int, actor: Any, engines: CallsEngines) -> None:
+async def deliver_late(loaded: LoadedWeights, rank: int, actor: Any, engines: CallsEngines) -> None:
     """Load the other engines' weights into a newly started engine, and compare.
 
     If no object holds them, another engine sends them while it samples. If none can, the learner sends its current
@@ -161,11 +163,11 @@ async def deliver_late(delivered: Delivered, rank: int, actor: Any, engines: Cal
     Raises:
         CanaryError: Engine and learner disagree.
     """
-    learner, canary = delivered.learner, delivered.canary
-    if delivered.weights is not None or not isinstance(learner, StreamsToEngines):
-        canary.join(rank, await actor.load_weights.remote(delivered.weights, canary.token_ids))
+    learner, canary = loaded.learner, loaded.canary
+    if loaded.weights is not None or not isinstance(learner, StreamsToEngines):
+        canary.join(rank, await actor.load_weights.remote(loaded.weights, canary.token_ids))
         return
-    if await _copy(delivered, rank, actor, engines):
+    if await _copy(loaded, rank, actor, engines):
         return
     stream = await asyncio.to_thread(learner.stream, 1, canary.token_ids)
     load = actor.load_weights.remote(stream.offer, canary.token_ids, version=stream.version, seat=1)
@@ -173,9 +175,9 @@ async def deliver_late(delivered: Delivered, rank: int, actor: Any, engines: Cal
     canary.join(rank, seen, (stream.version, expected))
 
 
-async def _copy(delivered: Delivered, rank: int, actor: Any, engines: CallsEngines) -> bool:
+async def _copy(loaded: LoadedWeights, rank: int, actor: Any, engines: CallsEngines) -> bool:
     """Copy the weights of another engine; False if none could send them."""
-    version, ids = delivered.version, delivered.canary.token_ids
+    version, ids = loaded.version, loaded.canary.token_ids
     _, layout = await actor.weight_layout.remote()
     if not layout:
         return False
@@ -192,7 +194,7 @@ async def _copy(delivered: Delivered, rank: int, actor: Any, engines: CallsEngin
     try:
         if isinstance(seen, BaseException):
             raise cause_of(seen) if isinstance(cause_of(seen), TransferError) else seen
-        delivered.canary.join(rank, seen)
+        loaded.canary.join(rank, seen)
     except (TransferError, CanaryError) as error:
         log.warning("engine %d gets the weights of the learner instead of engine %d's: %s", rank, peer, error)
         return False

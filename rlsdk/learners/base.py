@@ -466,18 +466,15 @@ class TransformersLearner(LearnerOptions):
             frozen=self.lora is None,
             same_ranks=not self.reshards,
         )
-        self._load_moved(folder / FOLDER)
-        self._updates.objective.restore(memory)
-
-    def _load_moved(self, folder: Path) -> None:
-        """Restore a reference model that moves; a checkpoint from before the first move may hold none."""
-        if self._moving is not None and folder.is_dir():
-            self._moving.load(folder, self._ranks.rank)
-        elif self._reference is not None and folder.is_dir():
+        moved = folder / FOLDER  # absent before the first move of a reference model
+        if self._moving is not None and moved.is_dir():
+            self._moving.load(moved, self._ranks.rank)
+        elif self._reference is not None and moved.is_dir():
             raise CheckpointError(
-                f"{folder} holds a reference model that followed the policy, and this run's does not move: it would be "
+                f"{moved} holds a reference model that followed the policy, and this run's does not move: it would be "
                 "the initial one again; set reference.update_every as before"
             )
+        self._updates.objective.restore(memory)
 
     @property
     def _trained(self) -> dict[TrainedRole, TrainedModule]:

@@ -333,7 +333,7 @@ def _from_words(
             file = f"{below}/{name.removesuffix('.yaml')}.yaml".replace("${oc.env:PWD}", ".")
     under: dict[str, Any] = {}
     if file is not None:
-        place = next((each for each in (folder / file, Path(file)) if each.is_file()), None)
+        place = _file_of(file, folder)
         if place is None:
             notes.append(f"the file {file} in the command was not found: give that file and the overrides")
         else:
@@ -341,7 +341,7 @@ def _from_words(
             notes += more
     tree = _merged(under, nested(flat))
     script = next((word for word in launched[: len(launched) - len(words)] if word.endswith(".py")), "")
-    place = next((each for each in (folder / script, Path(script)) if script and each.is_file()), None)
+    place = _file_of(script, folder)
     if place is not None and framework.constructors:
         content = read_text(place)
         inner = python_files.read(content, str(place), framework.constructors, environ, dict(flattened(tree)))
@@ -349,6 +349,11 @@ def _from_words(
         tree, unused = _keys_of_the_trainer(framework, tree, inner)
         tree, notes = _merged(inner.tree, tree), [*notes, *inner.notes, *unused]
     return tree, tuple(notes), started
+
+
+def _file_of(name: str, folder: Path) -> Path | None:
+    """Return a file that a command names, below its script's folder or the working folder; None if there is none."""
+    return next((each for each in (folder / name, Path(name)) if name and each.is_file()), None)
 
 
 def _classes(framework: Framework, content: str) -> str:
@@ -377,9 +382,7 @@ def _launcher(words: Sequence[str], folder: Path, notes: list[str]) -> dict[str,
             flags[name] = match[2] if match[2] is not None else words[index + 1] if index + 1 < len(words) else ""
     found: dict[str, Any] = {}
     if "config_file" in flags:
-        place = next(
-            (each for each in (folder / flags["config_file"], Path(flags["config_file"])) if each.is_file()), None
-        )
+        place = _file_of(flags["config_file"], folder)
         if place is None:
             notes.append(f"accelerate's file {flags['config_file']} was not found: add num_processes=N for N processes")
         else:

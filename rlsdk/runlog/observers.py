@@ -92,7 +92,9 @@ class ObserverThread:
             self._running = (what, time.monotonic())
             self._made += 1
             try:
-                _refuse_async(call())
+                if inspect.iscoroutine(result := call()):  # the method did nothing
+                    result.close()
+                    raise TypeError(f"{result.__qualname__} is async def, but is called without await; write def")
             except BaseException as error:  # an observer must never end the run
                 self._failed += 1
                 self._broken = essential
@@ -100,13 +102,6 @@ class ObserverThread:
                     self._first_failure = f"{what}: {described(error)}"
                     log.warning("%s: %s; the run continues", self.name, self._first_failure, exc_info=error)
             self._running = None
-
-
-def _refuse_async(result: object) -> None:
-    """Raise an error if a method is `async def`: its call did nothing."""
-    if inspect.iscoroutine(result):
-        result.close()
-        raise TypeError(f"{result.__qualname__} is async def, but is called without await; write def")
 
 
 class Observers:

@@ -21,7 +21,7 @@ from rlsdk.plugins import Plugins
 from rlsdk.plugins.guard import exits_raised
 from rlsdk.testing import samples
 from rlsdk.testing.findings import Case, NotApplicable, PropertyResult, Report, Violated, is_batch, show
-from rlsdk.testing.subject import CREDIT, LOSSES, Property, Subject, fault_of
+from rlsdk.testing.subject import ON_BATCHES, Property, Subject, fault_of
 from rlsdk.testing.trials import try_out
 from rlsdk.types import Group, Task
 
@@ -53,7 +53,7 @@ def properties(component: Component, *, start: bool = False) -> tuple[Property, 
         component: Component to check.
         start: Include those of a started engine or learner.
     """
-    tensors = component.kind in (*CREDIT, *LOSSES)
+    tensors = component.kind in ON_BATCHES
     wanted = [name for name in MODULES if tensors or name not in ON_TENSORS]
     if start and component.kind in OF_STARTED:
         wanted.append(OF_STARTED[component.kind])

@@ -44,6 +44,10 @@ PROTOCOLS: Mapping[Kind, type] = {
 }
 CREDIT: tuple[Kind, ...] = ("advantage", "shaping")
 LOSSES: tuple[Kind, ...] = ("policy_loss", "correction", "kl")
+ON_BATCHES: tuple[Kind, ...] = (*CREDIT, *LOSSES)
+"""Kinds that read packed batches."""
+WITH_NEEDS: tuple[Kind, ...] = (*CREDIT, "policy_loss", "correction")
+"""Those of them that declare the optional fields that they read."""
 
 
 @attrs.frozen(eq=False, slots=False)

@@ -17,7 +17,7 @@ from rlsdk.contracts import Model, WakesInParts, WeightStream
 from rlsdk.engines.canary import Canary
 from rlsdk.engines.transformers import Transformers
 from rlsdk.engines.vllm import Vllm
-from rlsdk.engines.weight_sync import Delivered, deliver, deliver_late
+from rlsdk.engines.weight_sync import LoadedWeights, deliver, deliver_late
 
 IDS = np.arange(3)
 LOGPROBS = np.zeros(2, np.float32)
@@ -210,6 +210,6 @@ def test_an_engine_that_starts_later_loads_the_object_of_the_others_such_as_an_a
 
     canary = Canary(IDS, 1e-3)
     canary.check(3, LOGPROBS, {0: LOGPROBS}, updated=False)
-    delivered = Delivered(Streams(calls), canary, 3, "an adapter")
-    asyncio.run(deliver_late(delivered, 1, Late(), Engines(calls)))
+    loaded = LoadedWeights(Streams(calls), canary, 3, "an adapter")
+    asyncio.run(deliver_late(loaded, 1, Late(), Engines(calls)))
     assert calls == ["late load_weights an adapter"]

@@ -110,7 +110,10 @@ def _serve(request: dict[str, Any], report: int) -> None:
             children = [_forked(request, [given, output, error], lambda: play.program(request["code"]))]
         else:
             children = _answer_and_tests(request, run, given, output, error)
-        status = _ended(children, until)
+        *answer, last = children
+        status = _wait(last, until)
+        if answer and status == LOST:  # the tests lost the answer, whose own exit status tells why
+            status = _wait(answer[0], until)
         _clear(children, request["isolated"])
         written = os.fstat(output).st_size
         shown = os.pread(output, left, 0) if written <= left else b""
@@ -196,13 +199,6 @@ def _file(name: str, content: bytes) -> int:
         content = content[os.write(opened, content) :]
     os.lseek(opened, 0, os.SEEK_SET)
     return opened
-
-
-def _ended(children: list[int], until: float) -> int | None:
-    """Return the exit status of a run's tests, or of the answer if the tests lost it; None at the deadline."""
-    *answer, last = children
-    status = _wait(last, until)
-    return _wait(answer[0], until) if answer and status == LOST else status
 
 
 def _wait(child: int, until: float) -> int | None:

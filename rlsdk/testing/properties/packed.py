@@ -23,7 +23,7 @@ from rlsdk.testing import inputs, samples
 from rlsdk.testing.evaluate import LOOSE, check_finite, check_same, invoke, results
 from rlsdk.testing.findings import Case, NotApplicable, Violated, numbers, time_limit
 from rlsdk.testing.inputs import copied, lengths_of, places, select, to_dtype
-from rlsdk.testing.subject import CREDIT, LOSSES, Inputs, Subject, holds, undeclared
+from rlsdk.testing.subject import CREDIT, ON_BATCHES, WITH_NEEDS, Inputs, Subject, holds, undeclared
 from rlsdk.types import Group, Score
 
 SECONDS = 60.0
@@ -48,9 +48,7 @@ def _batches(subject: Subject) -> Iterator[Case[StepBatch]]:
 
 @holds(
     "fields-produced",
-    *CREDIT,
-    "policy_loss",
-    "correction",
+    *WITH_NEEDS,
     inputs=_batches,
     remedy="return one finite number per response token, in the order of batch.rollouts; name what the function reads "
     "of the learner, @rlsdk.field(…, needs=(…,)); if it reads more of a task, give one: --task '{\"prompt\": …}'",
@@ -84,9 +82,7 @@ ordinary = _either(inputs.ordinary_credit, inputs.ordinary_losses)
 
 @holds(
     "needs-declared",
-    *CREDIT,
-    "policy_loss",
-    "correction",
+    *WITH_NEEDS,
     inputs=ordinary,
     remedy="name the field in the mark, needs=(…,): only declared fields are computed",
     trims=False,
@@ -112,8 +108,7 @@ def reads_undeclared(subject: Subject) -> bool:
 
 @holds(
     "shapes",
-    *CREDIT,
-    *LOSSES,
+    *ON_BATCHES,
     inputs=ordinary,
     remedy="return a tensor with one float per rollout or token, as the kind requires, never a mean or sum over them",
 )
@@ -124,8 +119,7 @@ def shapes(subject: Subject, x: Batch) -> None:
 
 @holds(
     "deterministic",
-    *CREDIT,
-    *LOSSES,
+    *ON_BATCHES,
     inputs=ordinary,
     remedy="draw no random numbers, or draw them from x.generator, which is the same wherever a batch is split",
     after=FORM,
@@ -137,8 +131,7 @@ def deterministic(subject: Subject, x: Batch) -> None:
 
 @holds(
     "finite-on-singletons",
-    *CREDIT,
-    *LOSSES,
+    *ON_BATCHES,
     inputs=_either(inputs.singleton_credit, inputs.singleton_losses),
     remedy="a group may be left with one member: its standard deviation is 0, and there are no others to compare with",
     after=FORM,
@@ -150,8 +143,7 @@ def finite_on_singletons(subject: Subject, x: Batch) -> None:
 
 @holds(
     "finite-on-equal-rewards",
-    *CREDIT,
-    *LOSSES,
+    *ON_BATCHES,
     inputs=_either(inputs.equal_credit, inputs.equal_losses),
     remedy="add a small number to a standard deviation before dividing by it, or use torch.where(spread > 0, …)",
     after=FORM,
@@ -163,8 +155,7 @@ def finite_on_equal_rewards(subject: Subject, x: Batch) -> None:
 
 @holds(
     "finite-when-all-invalid",
-    *CREDIT,
-    *LOSSES,
+    *ON_BATCHES,
     inputs=_either(inputs.empty_credit, inputs.empty_losses),
     remedy="clamp counts used as divisors (.clamp(min=1)); max, mean and std of empty tensors raise or are NaN",
     after=FORM,
@@ -176,8 +167,7 @@ def finite_when_all_invalid(subject: Subject, x: Batch) -> None:
 
 @holds(
     "finite-on-extremes",
-    *CREDIT,
-    *LOSSES,
+    *ON_BATCHES,
     inputs=_either(inputs.extreme_credit, inputs.extreme_losses),
     remedy="clamp a log-ratio before its exponential; subtract the mean before summing squares",
     after=FORM,
@@ -189,8 +179,7 @@ def finite_on_extremes(subject: Subject, x: Batch) -> None:
 
 @holds(
     "permutation",
-    *CREDIT,
-    *LOSSES,
+    *ON_BATCHES,
     inputs=ordinary,
     remedy="use x.groups or x.segments to tell rollouts apart, never their position in the batch",
     after=FIXED,
@@ -219,9 +208,7 @@ def _moved(values: Tensor, order: list[int], tokens: Tensor) -> Tensor:
 
 @holds(
     "packing",
-    *CREDIT,
-    "policy_loss",
-    "correction",
+    *WITH_NEEDS,
     inputs=ordinary,
     remedy="sum along x.segments or x.lengths (x.sequence_sum, x.sequence_mean); a mean over to_padded counts padding",
     after=FIXED,
@@ -255,9 +242,7 @@ def _padded(x: Batch) -> Batch:
 
 @holds(
     "gaps",
-    *CREDIT,
-    "policy_loss",
-    "correction",
+    *WITH_NEEDS,
     inputs=lambda subject: [case for case in ordinary(subject) if case and not bool(case.value.loss_mask.all())],
     remedy="mask before summing: x.sequence_sum and x.sequence_mean do, torch.where(x.loss_mask, …, 0) does",
     after=FIXED,
@@ -272,8 +257,7 @@ def gaps(subject: Subject, x: Batch) -> None:
 
 @holds(
     "bf16-and-fp32",
-    *CREDIT,
-    *LOSSES,
+    *ON_BATCHES,
     inputs=ordinary,
     remedy="convert to float32 before arithmetic, values.float(); create tensors by values.new_zeros or zeros_like",
     after=FIXED,
@@ -292,8 +276,7 @@ def precision(subject: Subject, x: Batch) -> None:
 
 @holds(
     "inputs-unchanged",
-    *CREDIT,
-    *LOSSES,
+    *ON_BATCHES,
     inputs=ordinary,
     remedy="other code reads the same tensors: do not use methods that end in '_', +=, or x.field[…] = … on them",
     after=FORM,
@@ -310,9 +293,7 @@ def inputs_unchanged(subject: Subject, x: Batch) -> None:
 
 @holds(
     "memory",
-    *CREDIT,
-    "policy_loss",
-    "correction",
+    *WITH_NEEDS,
     inputs=ordinary,
     remedy="give the class state(), which returns its whole state as plain JSON, and restore(state)",
     after=FIXED,
