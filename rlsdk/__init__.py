@@ -10,41 +10,62 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlsdk.algorithms import Algorithm, algorithm
-    from rlsdk.batch import Credit, CreditInputs, LossInputs, Totals, aggregate
-    from rlsdk.components import Use
-    from rlsdk.config import Config
-    from rlsdk.errors import ConfigError, PluginError, RlsdkError
-    from rlsdk.hookspecs import hookimpl
-    from rlsdk.limits import above, at_least, at_most, below
-    from rlsdk.marks import (
-        advantage,
-        buffer,
-        correction,
-        diagnosis,
-        engine,
-        environment,
-        field,
-        filter,
-        kl,
-        learner,
-        optimizer,
-        policy_loss,
-        renderer,
-        reward,
-        sampler,
-        shaping,
-        stop,
-        tasks,
-        tool_parser,
-        tracker,
-        weight_transfer,
-        workflow,
-    )
-    from rlsdk.plugins import Plugins, load, names
-    from rlsdk.runlog.query import rollouts
-    from rlsdk.trainer import Callback, StepBatch, Trainer, train
-    from rlsdk.types import Group, Image, Message, Observation, Rollout, Score, Step, Task, ToolCall
+    from rlsdk.algorithms import Algorithm as Algorithm
+    from rlsdk.algorithms import algorithm as algorithm
+    from rlsdk.batch import Credit as Credit
+    from rlsdk.batch import CreditInputs as CreditInputs
+    from rlsdk.batch import LossInputs as LossInputs
+    from rlsdk.batch import Totals as Totals
+    from rlsdk.batch import aggregate as aggregate
+    from rlsdk.components import Use as Use
+    from rlsdk.config import Config as Config
+    from rlsdk.errors import ConfigError as ConfigError
+    from rlsdk.errors import PluginError as PluginError
+    from rlsdk.errors import RlsdkError as RlsdkError
+    from rlsdk.hookspecs import hookimpl as hookimpl
+    from rlsdk.limits import above as above
+    from rlsdk.limits import at_least as at_least
+    from rlsdk.limits import at_most as at_most
+    from rlsdk.limits import below as below
+    from rlsdk.marks import advantage as advantage
+    from rlsdk.marks import buffer as buffer
+    from rlsdk.marks import correction as correction
+    from rlsdk.marks import diagnosis as diagnosis
+    from rlsdk.marks import engine as engine
+    from rlsdk.marks import environment as environment
+    from rlsdk.marks import field as field
+    from rlsdk.marks import filter as filter
+    from rlsdk.marks import kl as kl
+    from rlsdk.marks import learner as learner
+    from rlsdk.marks import optimizer as optimizer
+    from rlsdk.marks import policy_loss as policy_loss
+    from rlsdk.marks import renderer as renderer
+    from rlsdk.marks import reward as reward
+    from rlsdk.marks import sampler as sampler
+    from rlsdk.marks import shaping as shaping
+    from rlsdk.marks import stop as stop
+    from rlsdk.marks import tasks as tasks
+    from rlsdk.marks import tool_parser as tool_parser
+    from rlsdk.marks import tracker as tracker
+    from rlsdk.marks import weight_transfer as weight_transfer
+    from rlsdk.marks import workflow as workflow
+    from rlsdk.plugins import Plugins as Plugins
+    from rlsdk.plugins import load as load
+    from rlsdk.plugins import names as names
+    from rlsdk.runlog.query import rollouts as rollouts
+    from rlsdk.trainer import Callback as Callback
+    from rlsdk.trainer import StepBatch as StepBatch
+    from rlsdk.trainer import Trainer as Trainer
+    from rlsdk.trainer import train as train
+    from rlsdk.types import Group as Group
+    from rlsdk.types import Image as Image
+    from rlsdk.types import Message as Message
+    from rlsdk.types import Observation as Observation
+    from rlsdk.types import Rollout as Rollout
+    from rlsdk.types import Score as Score
+    from rlsdk.types import Step as Step
+    from rlsdk.types import Task as Task
+    from rlsdk.types import ToolCall as ToolCall
 
 _NAMES = {
     "rlsdk.algorithms": ("Algorithm", "algorithm"),
@@ -98,64 +119,7 @@ PUBLIC_MODULES = (
 """Public modules, for plugins to import; all others may change between versions."""
 _LAZY = {name: module for module, names in _NAMES.items() for name in names}
 
-__all__ = [
-    "Algorithm",
-    "Callback",
-    "Config",
-    "ConfigError",
-    "Credit",
-    "CreditInputs",
-    "Group",
-    "Image",
-    "LossInputs",
-    "Message",
-    "Observation",
-    "PluginError",
-    "Plugins",
-    "RlsdkError",
-    "Rollout",
-    "Score",
-    "Step",
-    "StepBatch",
-    "Task",
-    "ToolCall",
-    "Totals",
-    "Trainer",
-    "Use",
-    "above",
-    "advantage",
-    "aggregate",
-    "algorithm",
-    "at_least",
-    "at_most",
-    "below",
-    "buffer",
-    "correction",
-    "diagnosis",
-    "engine",
-    "environment",
-    "field",
-    "filter",
-    "hookimpl",
-    "kl",
-    "learner",
-    "load",
-    "names",
-    "optimizer",
-    "policy_loss",
-    "renderer",
-    "reward",
-    "rollouts",
-    "sampler",
-    "shaping",
-    "stop",
-    "tasks",
-    "tool_parser",
-    "tracker",
-    "train",
-    "weight_transfer",
-    "workflow",
-]
+__all__ = [name for names in _NAMES.values() for name in names]
 
 
 def __getattr__(name: str) -> Any:

@@ -58,8 +58,13 @@ def imported(tree: ast.Module) -> dict[str, str]:
 
 
 def offered(module: str) -> list[str]:
-    """Return the names in a public module's `__all__`."""
-    names: list[str] | None = assigned(parsed(module), "__all__")
+    """Return the names that a public module offers: its `__all__` or, if that is computed, the names imported `as`."""
+    tree = parsed(module)
+    try:
+        names: list[str] | None = assigned(tree, "__all__")
+    except ValueError:
+        nodes = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module != "types")
+        names = sorted(alias.asname for node in nodes for alias in node.names if alias.asname)
     if names is None:
         raise SystemExit(f"{source_of(module)} is public but has no __all__, which lists what plugins may use")
     return names

@@ -4,236 +4,116 @@ Engines and learners are plain Python objects with one owner. rlsdk wraps them i
 is written and tested without Ray.
 """
 
-from rlsdk.contracts.diagnosing import Finding, History, Series
-from rlsdk.contracts.generation import (
-    ActorSpec,
-    Adapter,
-    Completion,
-    DType,
-    Engine,
-    Finish,
-    HeadDType,
-    LimitsConcurrency,
-    LimitsLength,
-    Model,
-    ReadsImages,
-    Request,
-    ReturnsRouting,
-    Sampled,
-    Sampling,
-    ShowsProgress,
-    SpansGPUs,
-    TakesAdapter,
-    TopTokens,
-    WakesInParts,
-    Weights,
-)
-from rlsdk.contracts.optional import (
-    AdaptsEntropy,
-    ComputesExactly,
-    EstimatesGeneration,
-    EstimatesUpdates,
-    ExaminesModel,
-    FreesDevice,
-    HasClock,
-    HasMemory,
-    LimitsMicroBatches,
-    MemoryUse,
-    MovesReference,
-    OnlySamples,
-    Preloads,
-    ReplaysRouting,
-    Requires,
-    RequiresPrograms,
-    SizesCheckpoints,
-    UpdateShape,
-    memory_of,
-)
-from rlsdk.contracts.rendering import (
-    Call,
-    Malformed,
-    ParsedAnswer,
-    Renderer,
-    ReplacesTemplate,
-    TextCodec,
-    ToolParser,
-)
-from rlsdk.contracts.running import (
-    AlgorithmDefaults,
-    CallsTools,
-    Chat,
-    Closes,
-    EnvHandle,
-    Environment,
-    KeepsToolObjects,
-    PlaysEpisodes,
-    Renders,
-    Role,
-    Run,
-    RunFacts,
-    RunsUserCode,
-    ScoredAtEnd,
-    Served,
-    ShowsImages,
-    Tracker,
-    TriesToolObjects,
-    Workflow,
-    runs_user_code,
-)
-from rlsdk.contracts.tasks import (
-    DrivesOtherCode,
-    HasTimeout,
-    KeepsOrder,
-    LimitsCalls,
-    ReadsToolObjects,
-    ReportsMetrics,
-    RewardSpec,
-    ScoringLimits,
-    TaskList,
-    TaskSampler,
-    UsesGPUs,
-    WeighsSource,
-    WholeGroups,
-    batch_of,
-)
-from rlsdk.contracts.training import (
-    ApartRole,
-    ContinuesAdapter,
-    GivesAdapter,
-    GivesPrimitives,
-    Learner,
-    LearnerHandle,
-    LossSpec,
-    Roles,
-    SetsLearningRate,
-    SharesSequences,
-    TrainBatch,
-    TrainedRole,
-)
-from rlsdk.contracts.transferring import (
-    CopiesEngines,
-    GivesRankTensors,
-    GivesWeightParts,
-    GivesWeightTensors,
-    LoadsWeightParts,
-    LoadsWeightTensors,
-    SendsFromEachRank,
-    SizesBuckets,
-    StreamsTensors,
-    StreamsToEngines,
-    StreamsWeights,
-    WeightStream,
-    WeightTransfer,
-)
+from types import ModuleType as _ModuleType
 
-__all__ = [
-    "ActorSpec",
-    "Adapter",
-    "AdaptsEntropy",
-    "AlgorithmDefaults",
-    "ApartRole",
-    "Call",
-    "CallsTools",
-    "Chat",
-    "Closes",
-    "Completion",
-    "ComputesExactly",
-    "ContinuesAdapter",
-    "CopiesEngines",
-    "DType",
-    "DrivesOtherCode",
-    "Engine",
-    "EnvHandle",
-    "Environment",
-    "EstimatesGeneration",
-    "EstimatesUpdates",
-    "ExaminesModel",
-    "Finding",
-    "Finish",
-    "FreesDevice",
-    "GivesAdapter",
-    "GivesPrimitives",
-    "GivesRankTensors",
-    "GivesWeightParts",
-    "GivesWeightTensors",
-    "HasClock",
-    "HasMemory",
-    "HasTimeout",
-    "HeadDType",
-    "History",
-    "KeepsOrder",
-    "KeepsToolObjects",
-    "Learner",
-    "LearnerHandle",
-    "LimitsCalls",
-    "LimitsConcurrency",
-    "LimitsLength",
-    "LimitsMicroBatches",
-    "LoadsWeightParts",
-    "LoadsWeightTensors",
-    "LossSpec",
-    "Malformed",
-    "MemoryUse",
-    "Model",
-    "MovesReference",
-    "OnlySamples",
-    "ParsedAnswer",
-    "PlaysEpisodes",
-    "Preloads",
-    "ReadsImages",
-    "ReadsToolObjects",
-    "Renderer",
-    "Renders",
-    "ReplacesTemplate",
-    "ReplaysRouting",
-    "ReportsMetrics",
-    "Request",
-    "Requires",
-    "RequiresPrograms",
-    "ReturnsRouting",
-    "RewardSpec",
-    "Role",
-    "Roles",
-    "Run",
-    "RunFacts",
-    "RunsUserCode",
-    "Sampled",
-    "Sampling",
-    "ScoredAtEnd",
-    "ScoringLimits",
-    "SendsFromEachRank",
-    "Series",
-    "Served",
-    "SetsLearningRate",
-    "SharesSequences",
-    "ShowsImages",
-    "ShowsProgress",
-    "SizesBuckets",
-    "SizesCheckpoints",
-    "SpansGPUs",
-    "StreamsTensors",
-    "StreamsToEngines",
-    "StreamsWeights",
-    "TakesAdapter",
-    "TaskList",
-    "TaskSampler",
-    "TextCodec",
-    "ToolParser",
-    "TopTokens",
-    "Tracker",
-    "TrainBatch",
-    "TrainedRole",
-    "TriesToolObjects",
-    "UpdateShape",
-    "UsesGPUs",
-    "WakesInParts",
-    "WeighsSource",
-    "WeightStream",
-    "WeightTransfer",
-    "Weights",
-    "WholeGroups",
-    "Workflow",
-    "batch_of",
-    "memory_of",
-    "runs_user_code",
-]
+from rlsdk.contracts.diagnosing import Finding as Finding
+from rlsdk.contracts.diagnosing import History as History
+from rlsdk.contracts.diagnosing import Series as Series
+from rlsdk.contracts.generation import ActorSpec as ActorSpec
+from rlsdk.contracts.generation import Adapter as Adapter
+from rlsdk.contracts.generation import Completion as Completion
+from rlsdk.contracts.generation import DType as DType
+from rlsdk.contracts.generation import Engine as Engine
+from rlsdk.contracts.generation import Finish as Finish
+from rlsdk.contracts.generation import HeadDType as HeadDType
+from rlsdk.contracts.generation import LimitsConcurrency as LimitsConcurrency
+from rlsdk.contracts.generation import LimitsLength as LimitsLength
+from rlsdk.contracts.generation import Model as Model
+from rlsdk.contracts.generation import ReadsImages as ReadsImages
+from rlsdk.contracts.generation import Request as Request
+from rlsdk.contracts.generation import ReturnsRouting as ReturnsRouting
+from rlsdk.contracts.generation import Sampled as Sampled
+from rlsdk.contracts.generation import Sampling as Sampling
+from rlsdk.contracts.generation import ShowsProgress as ShowsProgress
+from rlsdk.contracts.generation import SpansGPUs as SpansGPUs
+from rlsdk.contracts.generation import TakesAdapter as TakesAdapter
+from rlsdk.contracts.generation import TopTokens as TopTokens
+from rlsdk.contracts.generation import WakesInParts as WakesInParts
+from rlsdk.contracts.generation import Weights as Weights
+from rlsdk.contracts.optional import AdaptsEntropy as AdaptsEntropy
+from rlsdk.contracts.optional import ComputesExactly as ComputesExactly
+from rlsdk.contracts.optional import EstimatesGeneration as EstimatesGeneration
+from rlsdk.contracts.optional import EstimatesUpdates as EstimatesUpdates
+from rlsdk.contracts.optional import ExaminesModel as ExaminesModel
+from rlsdk.contracts.optional import FreesDevice as FreesDevice
+from rlsdk.contracts.optional import HasClock as HasClock
+from rlsdk.contracts.optional import HasMemory as HasMemory
+from rlsdk.contracts.optional import LimitsMicroBatches as LimitsMicroBatches
+from rlsdk.contracts.optional import MemoryUse as MemoryUse
+from rlsdk.contracts.optional import MovesReference as MovesReference
+from rlsdk.contracts.optional import OnlySamples as OnlySamples
+from rlsdk.contracts.optional import Preloads as Preloads
+from rlsdk.contracts.optional import ReplaysRouting as ReplaysRouting
+from rlsdk.contracts.optional import Requires as Requires
+from rlsdk.contracts.optional import RequiresPrograms as RequiresPrograms
+from rlsdk.contracts.optional import SizesCheckpoints as SizesCheckpoints
+from rlsdk.contracts.optional import UpdateShape as UpdateShape
+from rlsdk.contracts.optional import memory_of as memory_of
+from rlsdk.contracts.rendering import Call as Call
+from rlsdk.contracts.rendering import Malformed as Malformed
+from rlsdk.contracts.rendering import ParsedAnswer as ParsedAnswer
+from rlsdk.contracts.rendering import Renderer as Renderer
+from rlsdk.contracts.rendering import ReplacesTemplate as ReplacesTemplate
+from rlsdk.contracts.rendering import TextCodec as TextCodec
+from rlsdk.contracts.rendering import ToolParser as ToolParser
+from rlsdk.contracts.running import AlgorithmDefaults as AlgorithmDefaults
+from rlsdk.contracts.running import CallsTools as CallsTools
+from rlsdk.contracts.running import Chat as Chat
+from rlsdk.contracts.running import Closes as Closes
+from rlsdk.contracts.running import EnvHandle as EnvHandle
+from rlsdk.contracts.running import Environment as Environment
+from rlsdk.contracts.running import KeepsToolObjects as KeepsToolObjects
+from rlsdk.contracts.running import PlaysEpisodes as PlaysEpisodes
+from rlsdk.contracts.running import Renders as Renders
+from rlsdk.contracts.running import Role as Role
+from rlsdk.contracts.running import Run as Run
+from rlsdk.contracts.running import RunFacts as RunFacts
+from rlsdk.contracts.running import RunsUserCode as RunsUserCode
+from rlsdk.contracts.running import ScoredAtEnd as ScoredAtEnd
+from rlsdk.contracts.running import Served as Served
+from rlsdk.contracts.running import ShowsImages as ShowsImages
+from rlsdk.contracts.running import Tracker as Tracker
+from rlsdk.contracts.running import TriesToolObjects as TriesToolObjects
+from rlsdk.contracts.running import Workflow as Workflow
+from rlsdk.contracts.running import runs_user_code as runs_user_code
+from rlsdk.contracts.tasks import DrivesOtherCode as DrivesOtherCode
+from rlsdk.contracts.tasks import HasTimeout as HasTimeout
+from rlsdk.contracts.tasks import KeepsOrder as KeepsOrder
+from rlsdk.contracts.tasks import LimitsCalls as LimitsCalls
+from rlsdk.contracts.tasks import ReadsToolObjects as ReadsToolObjects
+from rlsdk.contracts.tasks import ReportsMetrics as ReportsMetrics
+from rlsdk.contracts.tasks import RewardSpec as RewardSpec
+from rlsdk.contracts.tasks import ScoringLimits as ScoringLimits
+from rlsdk.contracts.tasks import TaskList as TaskList
+from rlsdk.contracts.tasks import TaskSampler as TaskSampler
+from rlsdk.contracts.tasks import UsesGPUs as UsesGPUs
+from rlsdk.contracts.tasks import WeighsSource as WeighsSource
+from rlsdk.contracts.tasks import WholeGroups as WholeGroups
+from rlsdk.contracts.tasks import batch_of as batch_of
+from rlsdk.contracts.training import ApartRole as ApartRole
+from rlsdk.contracts.training import ContinuesAdapter as ContinuesAdapter
+from rlsdk.contracts.training import GivesAdapter as GivesAdapter
+from rlsdk.contracts.training import GivesPrimitives as GivesPrimitives
+from rlsdk.contracts.training import Learner as Learner
+from rlsdk.contracts.training import LearnerHandle as LearnerHandle
+from rlsdk.contracts.training import LossSpec as LossSpec
+from rlsdk.contracts.training import Roles as Roles
+from rlsdk.contracts.training import SetsLearningRate as SetsLearningRate
+from rlsdk.contracts.training import SharesSequences as SharesSequences
+from rlsdk.contracts.training import TrainBatch as TrainBatch
+from rlsdk.contracts.training import TrainedRole as TrainedRole
+from rlsdk.contracts.transferring import CopiesEngines as CopiesEngines
+from rlsdk.contracts.transferring import GivesRankTensors as GivesRankTensors
+from rlsdk.contracts.transferring import GivesWeightParts as GivesWeightParts
+from rlsdk.contracts.transferring import GivesWeightTensors as GivesWeightTensors
+from rlsdk.contracts.transferring import LoadsWeightParts as LoadsWeightParts
+from rlsdk.contracts.transferring import LoadsWeightTensors as LoadsWeightTensors
+from rlsdk.contracts.transferring import SendsFromEachRank as SendsFromEachRank
+from rlsdk.contracts.transferring import SizesBuckets as SizesBuckets
+from rlsdk.contracts.transferring import StreamsTensors as StreamsTensors
+from rlsdk.contracts.transferring import StreamsToEngines as StreamsToEngines
+from rlsdk.contracts.transferring import StreamsWeights as StreamsWeights
+from rlsdk.contracts.transferring import WeightStream as WeightStream
+from rlsdk.contracts.transferring import WeightTransfer as WeightTransfer
+
+__all__ = [name for name, value in globals().items() if name[0] != "_" and not isinstance(value, _ModuleType)]
