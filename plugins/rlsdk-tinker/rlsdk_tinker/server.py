@@ -114,6 +114,7 @@ class Api:
             "client/dynamic_config": lambda body: {},
             "create_session": self._create_session,
             "session_heartbeat": lambda body: {"type": "session_heartbeat"},
+            "sessions/{session}/finish": lambda body: {},
             "telemetry": lambda body: {"status": "accepted"},
             "create_model": self._create_model,
             "get_info": self._info,

@@ -63,8 +63,9 @@ def address(folder: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def service(address: str) -> tinker.ServiceClient:
-    return tinker.ServiceClient(base_url=address, api_key="tml-local")
+def service(address: str) -> Iterator[tinker.ServiceClient]:
+    with tinker.ServiceClient(base_url=address, api_key="tml-local") as client:
+        yield client
 
 
 @pytest.fixture
