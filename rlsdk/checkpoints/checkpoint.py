@@ -104,8 +104,7 @@ class Checkpoints:
         replaced = self._folder / f".step-{step}{_REPLACED}"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            for stale in self._folder.glob(".step-*.partial"):
-                _remove(stale)
+            self._remove_unfinished()
             partial.mkdir()
             write(partial)
             whole = {"format": FORMAT, "step": step, "files": _sizes(partial / LEARNER), **state}
@@ -134,7 +133,7 @@ class Checkpoints:
         return final
 
     def recover(self) -> list[int]:
-        """Restore the names of checkpoints that a kill interrupted while they were being replaced.
+        """Restore checkpoints that a kill interrupted while they were being replaced, and delete half-written ones.
 
         Only for the process that writes checkpoints to this folder; another process may be replacing one right now.
 
@@ -147,7 +146,12 @@ class Checkpoints:
             if not self.path(step).exists():
                 replaced.rename(self.path(step))
                 found.append(step)
+        self._remove_unfinished()
         return found
+
+    def _remove_unfinished(self) -> None:
+        for stale in self._folder.glob(".step-*.partial"):
+            _remove(stale)
 
     def _cannot(self, step: int, error: Exception) -> str:
         kept = self.latest()

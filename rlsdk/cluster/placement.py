@@ -28,7 +28,7 @@ from rlsdk.config import Plan
 from rlsdk.config.schema import PlacementSection, RoleSection
 from rlsdk.contracts import ApartRole, SharesSequences
 from rlsdk.errors import ConfigError, RunError
-from rlsdk.isolation.process import restore_sigterm
+from rlsdk.isolation.process import interrupts_kept, restore_sigterm
 
 log = logging.getLogger(__name__)
 START_ATTEMPTS = 3
@@ -67,7 +67,7 @@ def start_ray(**options: Any) -> None:
     before = set(this.children(recursive=True))
     for attempt in range(1, START_ATTEMPTS + 1):
         try:
-            with _on_loopback(), _quickly(), _own_sigterm():
+            with interrupts_kept(), _on_loopback(), _quickly(), _own_sigterm():
                 ray.init(address="local", include_dashboard=False, **options)
             return
         except ValueError:  # caused by arguments or machine, such as too little shared memory: a retry would not help

@@ -125,6 +125,38 @@ def sigterm_as_interrupt() -> Iterator[None]:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+@contextmanager
+def interrupts_kept() -> Iterator[None]:
+    """Raise KeyboardInterrupt at the end of a block if one was lost in it.
+
+    Python prints and ignores exceptions in the hooks that it calls around a fork with a `preexec_fn`, as Ray starts its
+    processes: Ctrl-C or SIGTERM at that moment would be lost. No effect on a program with a handler of its own, or
+    outside the main thread.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is not signal.default_int_handler:
+        yield
+        return
+    interrupts: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        interrupts.append(number)
+        signal.default_int_handler(number, frame)
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    except Exception as error:
+        if interrupts:
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        if signal.getsignal(signal.SIGINT) is interrupt:  # unless the block has installed another
+            signal.signal(signal.SIGINT, before)
+    if interrupts:
+        raise KeyboardInterrupt
+
+
 def restore_sigterm() -> None:
     """Install the program's own handler of SIGTERM again, if it has one.
 

@@ -57,6 +57,10 @@ def test_an_unfinished_one_is_never_found(tmp_path: Path) -> None:
     checkpoints.save(2, {}, write)
     assert not left.exists()
     assert (checkpoints.path(2) / "weights").read_text() == "w"
+    left.mkdir()
+    (left / "weights").write_text("half")
+    assert checkpoints.recover() == [] and not left.exists()  # a resume need not wait for its first checkpoint
+    assert checkpoints.steps() == [1, 2]
 
 
 def test_a_full_disk_keeps_the_last_one_and_says_what_to_do(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from rlsdk.isolation.process import importing, sigterm_as_interrupt
+from rlsdk.isolation.process import importing, interrupts_kept, sigterm_as_interrupt
 
 
 def test_no_garbage_is_looked_for_while_importing() -> None:
@@ -49,6 +49,42 @@ def test_a_script_is_interrupted_and_its_blocks_are_left():
         process.send_signal(signal.SIGTERM)
         shown, errors = process.communicate(timeout=30)
     assert shown == "left True\n" and errors.endswith("KeyboardInterrupt\n")
+
+
+@pytest.mark.parametrize("sent", ["SIGINT", "SIGTERM"])
+def test_an_interrupt_during_a_fork_is_raised_after_it(sent: str) -> None:
+    """Python prints and ignores what the hook of a fork raises."""
+    code = f"""
+        import os, signal, subprocess
+        from rlsdk.isolation.process import interrupts_kept, sigterm_as_interrupt
+        signals = [signal.{sent}]
+        os.register_at_fork(before=lambda: signals and signal.raise_signal(signals.pop()))
+        with sigterm_as_interrupt():
+            with interrupts_kept():
+                subprocess.run(["true"], preexec_fn=lambda: None, check=True)
+                print("the block ends", flush=True)
+            print("lost", flush=True)
+    """
+    arguments = [sys.executable, "-c", textwrap.dedent(code)]
+    ended = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert ended.stdout == "the block ends\n" and ended.stderr.endswith("KeyboardInterrupt\n"), ended.stderr
+
+
+def test_an_interrupt_that_a_failure_hides_is_raised_and_a_handler_of_the_program_is_left_alone() -> None:
+    with pytest.raises(KeyboardInterrupt), interrupts_kept():
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise OSError from None
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    heard: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
+    try:
+        with interrupts_kept():
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert heard == [signal.SIGINT]
 
 
 def test_a_handler_of_the_program_stays():
