@@ -21,7 +21,7 @@ from aiohttp import web
 from google.protobuf.message import DecodeError
 from tinker.proto import tinker_public_pb2 as messages
 
-from rlsdk.errors import ValueFault
+from rlsdk.errors import EnvironmentFault, ValueFault
 from rlsdk_tinker.data import RequestError
 from rlsdk_tinker.service import TinkerService
 
@@ -310,13 +310,12 @@ async def serve(service: TinkerService, host: str, port: int, key: str | None) -
         try:
             await site.start()
         except OSError as error:
-            raise click.ClickException(
-                f"cannot listen on {host}:{port}: {error.strerror}; choose another --port"
-            ) from error
-        address = f"http://{host}:{runner.addresses[0][1]}"
-        click.echo(
-            f"serving {service.model_name}: export TINKER_BASE_URL={address} TINKER_API_KEY={key or 'tml-local'}"
-        )
+            fault = f"cannot listen on {host}:{port}: {error.strerror}; choose another --port or --host"
+            raise EnvironmentFault(fault) from error
+        settings = f"TINKER_BASE_URL=http://{host}:{runner.addresses[0][1]}"
+        if key is None:
+            settings += " TINKER_API_KEY=tml-local"  # the client demands one
+        click.echo(f"serving {service.model_name}; for clients: export {settings}")
         await ended
     finally:
         await runner.cleanup()
