@@ -1,6 +1,7 @@
 """A Ray actor with environments, its messages with the driver, and the driver's client of it.
 
-Calls made in one iteration of the driver's event loop are sent as one message.
+Calls made in one iteration of the driver's event loop are sent as one message, as are the answers of calls that end
+within a few milliseconds.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,10 @@ from rlsdk.plugins import ComponentRef
 
 log = logging.getLogger(__name__)
 INTERVAL = 0.005
-"""Minimum seconds between messages with answers, so that a thousand environments need few messages."""
+"""Maximum seconds that an answer waits for those of the other running calls, so that they share a message, and the
+rollouts that continue share a request to the engine."""
+CLOSE_DELAY = 0.02
+"""Seconds within which a closed environment is closed in its worker: nobody waits for it, so it joins other calls."""
 FAILURES: dict[str, type[Exception]] = {
     each.__name__: each for each in (TimeoutError, RuntimeError, TypeError, WorldLostError)
 }
@@ -105,7 +110,7 @@ class EnvWorkerActor(RunActor):
         self._ready: list[Answer] = []
         self._early: dict[int, Sequence[Call]] = {}
         self._due = 0
-        self._some = asyncio.Event()
+        self._some, self._idle = asyncio.Event(), asyncio.Event()
         settle()
 
     async def about(self) -> int:
@@ -139,16 +144,23 @@ class EnvWorkerActor(RunActor):
             result = self._host.reset(call.number, self._kinds[call.kind], call.options, call.seed, call.seconds)
         task = asyncio.get_running_loop().create_task(self._run(call.number, result))
         self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        self._idle.clear()
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if not self._running:
+            self._idle.set()
 
     async def answers(self) -> AsyncIterator[list[Answer]]:
         """Yield the results of calls as they end, forever (`num_returns="streaming"`)."""
         while True:
             await self._some.wait()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), INTERVAL)
             self._some.clear()
             ready, self._ready = self._ready, []
             yield ready
-            await asyncio.sleep(INTERVAL)
 
     async def _run(self, number: int, call: Awaitable[Any]) -> None:
         answer: Any
@@ -203,6 +215,7 @@ class EnvWorker:
         self._busy = Busy(name, "environments")
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._outbox: list[Call] = []
+        self._flush_due = False
         self._serial = itertools.count()
         loop = asyncio.get_running_loop()
         self._heard = loop.time()
@@ -267,13 +280,17 @@ class EnvWorker:
             if isinstance(call, Close):
                 return
             raise WorldLostError(self.gone)
-        if not self._outbox:
-            asyncio.get_running_loop().call_soon(self._flush)
         self._outbox.append(call)
+        if isinstance(call, Close):
+            asyncio.get_running_loop().call_later(CLOSE_DELAY, self._flush)
+        elif not self._flush_due:
+            self._flush_due = True
+            asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
+        self._flush_due = False
         calls, self._outbox = self._outbox, []
-        if not self.gone:
+        if calls and not self.gone:
             self._actor.take.remote(next(self._serial), calls)
 
     async def _listen(self) -> None:
