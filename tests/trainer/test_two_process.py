@@ -208,7 +208,7 @@ def test_an_explorers_actor_works_in_the_folder_and_with_the_variables_of_its_pr
 async def ask(explorer: Any, method: str, *content: Any) -> Any:
     """Call a method as the trainer does."""
     try:
-        return (await getattr(explorer, method).remote([], *content)).value
+        return (await explorer.answer.remote([], method, *content)).value
     except Exception as error:
         raise cause_of(error) from None
 
@@ -235,7 +235,7 @@ def test_what_the_trainer_waits_for_no_longer_holds_up_nothing_and_the_explorer_
             await ask(explorer, "evaluate")
         assert (await ask(explorer, "pause")).engines["lost"] == 1
         await explorer.interrupt.remote()
-        assert (await explorer.about.remote([])).interrupted
+        assert (await explorer.answer.remote([], "about")).interrupted
         await explorer.shutdown.remote("interrupted")
         assert await working == "interrupted"
         records: list[Any] = []

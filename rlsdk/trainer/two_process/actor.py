@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from logging.handlers import QueueHandler
@@ -34,7 +34,6 @@ from rlsdk.runlog.observers import Observers
 from rlsdk.trainer.assembly import explorer_on, train_tasks
 from rlsdk.trainer.explorer import Explorer
 from rlsdk.trainer.two_process.agreement import PeerInfo, disagreement, named, until_gone
-from rlsdk.types import Group
 
 log = logging.getLogger(__name__)
 Settled = Sequence[tuple[Sequence[int], Sequence[TaskStatus]]]
@@ -121,7 +120,7 @@ class _LogRelay(QueueHandler):
 
 
 class ExplorerActor(RunActor):
-    """Sample rollouts for one trainer, which calls the methods of `Rollouts`; each returns an `ExplorerAnswer`.
+    """Sample rollouts for one trainer, which calls the methods of `Rollouts` through `answer`.
 
     The trainer calls one method at a time. A call that arrives before the previous one is answered cancels it, since
     the trainer no longer waits for that answer, as after a second Ctrl-C.
@@ -200,68 +199,13 @@ class ExplorerActor(RunActor):
             raise wrong
         return self._own.where
 
-    async def about(self, settled: Settled) -> ExplorerAnswer:
-        """Wait until the explorer is ready; return its number of held-out tasks and canary token ids (int64 `[k]`)."""
+    async def answer(self, settled: Settled, method: str, *arguments: Any) -> ExplorerAnswer:
+        """Apply what the trainer has settled since its last call, then call a method of the explorer for it.
 
-        async def about(explorer: Explorer) -> tuple[int, np.ndarray]:
-            return explorer.eval_tasks, explorer.canary_ids
-
-        return await self._answer(settled, about)
-
-    async def tasks(self, settled: Settled, places: Mapping[int, tuple[str, int]]) -> ExplorerAnswer:
-        """See `Rollouts.tasks`."""
-        return await self._answer(settled, lambda explorer: explorer.tasks(places))
-
-    async def restore(
-        self, settled: Settled, version: int, state: Mapping[str, Any], groups: Mapping[int, Group]
-    ) -> ExplorerAnswer:
-        """See `Rollouts.restore`."""
-        return await self._answer(settled, lambda explorer: explorer.restore(version, state, groups))
-
-    async def take(self, settled: Settled, version: int) -> ExplorerAnswer:
-        """See `Rollouts.take`; also returns the state right after the batch was taken."""
-
-        async def take(explorer: Explorer) -> tuple[TakenBatch, dict[str, Any]]:
-            taken = await explorer.take(version)
-            numbers = [record.number for record in taken.records]
-            if self._taken and [record.number for record in self._taken[-1].records] == numbers:
-                self._taken.pop()  # a retried step gets the same batch, which is settled once
-            self._taken.append(taken)
-            return taken, explorer.state()
-
-        return await self._answer(settled, take)
-
-    async def publish(self, settled: Settled, sent: WeightUpdate, updated: bool) -> ExplorerAnswer:
-        """See `Rollouts.publish`."""
-        return await self._answer(settled, lambda explorer: explorer.publish(sent, sent.version, updated=updated))
-
-    async def evaluate(self, settled: Settled) -> ExplorerAnswer:
-        """See `Rollouts.evaluate`."""
-        return await self._answer(settled, lambda explorer: explorer.evaluate())
-
-    async def snapshot(self, settled: Settled) -> ExplorerAnswer:
-        """See `Rollouts.snapshot`."""
-        return await self._answer(settled, lambda explorer: explorer.snapshot())
-
-    async def counters(self, settled: Settled) -> ExplorerAnswer:
-        """See `Rollouts.counters`."""
-        return await self._answer(settled, lambda explorer: explorer.counters())
-
-    async def scale(self, settled: Settled, engines: int | None) -> ExplorerAnswer:
-        """See `Rollouts.scale`."""
-        return await self._answer(settled, lambda explorer: explorer.scale(engines))
-
-    async def pause(self, settled: Settled) -> ExplorerAnswer:
-        """See `Rollouts.pause`."""
-        return await self._answer(settled, lambda explorer: explorer.pause())
-
-    async def shutdown(self, status: str) -> None:
-        """End with the status of the run: "finished", "interrupted" or "failed"."""
-        self._status = status
-        self._over.set()
-
-    async def _answer(self, settled: Settled, work: Callable[[Explorer], Awaitable[Any]]) -> ExplorerAnswer:
-        """Apply what the trainer has settled since its last call, then do the work.
+        Args:
+            settled: Batches settled since the last call.
+            method: `about` or a method of `Rollouts`; some of these return more to another program.
+            *arguments: Arguments of the method.
 
         Raises:
             Exception: The method failed, or the explorer did not start.
@@ -274,6 +218,9 @@ class ExplorerActor(RunActor):
         if self._running is not None:
             await _cancelled(self._running)
 
+        own: dict[str, Callable[..., Any]] = {"about": self._about, "take": self._take, "publish": self._publish}
+        work = partial(own[method], explorer) if method in own else getattr(explorer, method)
+
         async def answer() -> Any:
             for numbers, states in settled:
                 batch = self._taken.pop(0)
@@ -281,7 +228,7 @@ class ExplorerActor(RunActor):
                 if known != list(numbers):
                     raise RunError(f"the trainer settled the records {list(numbers)}, but was given {known}")
                 explorer.settle(batch, states)
-            return await work(explorer)
+            return await work(*arguments)
 
         self._running = asyncio.get_running_loop().create_task(answer(), context=self._context)
         try:
@@ -295,6 +242,28 @@ class ExplorerActor(RunActor):
             log.error("the explorer failed: %s: %s", type(wrong).__name__, wrong, exc_info=error)
             raise portable(wrong) from error
         return ExplorerAnswer(value, explorer.summary(), self._interrupted)
+
+    async def shutdown(self, status: str) -> None:
+        """End with the status of the run: "finished", "interrupted" or "failed"."""
+        self._status = status
+        self._over.set()
+
+    async def _about(self, explorer: Explorer) -> tuple[int, np.ndarray]:
+        """Return the number of held-out tasks and the token ids of the canary, int64 `[k]`."""
+        return explorer.eval_tasks, explorer.canary_ids
+
+    async def _take(self, explorer: Explorer, version: int) -> tuple[TakenBatch, dict[str, Any]]:
+        """Take a batch; return it with the explorer's state right afterwards."""
+        taken = await explorer.take(version)
+        numbers = [record.number for record in taken.records]
+        if self._taken and [record.number for record in self._taken[-1].records] == numbers:
+            self._taken.pop()  # a retried step gets the same batch, which is settled once
+        self._taken.append(taken)
+        return taken, explorer.state()
+
+    async def _publish(self, explorer: Explorer, sent: WeightUpdate, updated: bool) -> float:
+        """Publish weights that are in transit; return the canary's gap."""
+        return await explorer.publish(sent, sent.version, updated=updated)
 
     # The work
 

@@ -259,7 +259,7 @@ class RemoteExplorer:
             raise GoneError("it has ended, and no other has connected")
         settled, self._settled = self._settled, []  # if it gets lost, the saved state includes it
         try:
-            answer: ExplorerAnswer = await getattr(self._explorer, name).remote(settled, *content)
+            answer: ExplorerAnswer = await self._explorer.answer.remote(settled, name, *content)
         except Exception as error:
             if died(error):
                 raise GoneError(reason(error)) from error
