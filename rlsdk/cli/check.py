@@ -20,7 +20,7 @@ from rlsdk.cli.parameters import plugin_files
 from rlsdk.components import Use
 from rlsdk.errors import ConfigError, OptionError, PluginError, UnknownComponentError, ValueFault
 from rlsdk.kinds import KINDS, Kind
-from rlsdk.plugins import Plugins
+from rlsdk.plugins import CORE, Plugins
 from rlsdk.plurals import counted
 from rlsdk.testing.findings import PropertyResult, Report
 
@@ -90,6 +90,8 @@ def check(
     as_json: bool,
 ) -> None:
     """Check that the components of PLUGIN, a name or a Python file, satisfy the contracts of their kinds.
+
+    `rlsdk check FILE.py:NAME` checks a function or class that a workflow offers to the policy as a tool.
 
     `rlsdk check model PATH` instead checks a model's tokenizer, chat template and configuration and, if it has weights,
     that engine and learner compute the same logprobs; --trace shows where they begin to differ. Each violated property
@@ -210,11 +212,19 @@ def _report(
     from rlsdk.testing.conformance import check_plugin, read_options, read_tasks
 
     plugins = Plugins(files)
+    given = list(options)
+    if (path := plugin.rpartition(":"))[0].endswith(".py") and path[2].isidentifier():
+        if kind or component:
+            raise click.UsageError(f"--kind and --component belong to a plugin; {plugin} is checked as a tool")
+        workflows = plugins.components(CORE, kind="workflow")
+        tool, plugin, kind = plugin, CORE, "workflow"
+        component = next(n for (_, n), each in workflows.items() if any(o.name == "tools" for o in each.options))
+        given.append(f"{component}.tools={json.dumps([tool])}")
     if plugin not in plugins.entries and not plugin.endswith(".py"):
         hint = "; to check a model, give its folder: rlsdk check model PATH." if plugin == "model" else ""
         raise click.BadParameter(no_plugin(plugins, plugin, hint=hint), param_hint="PLUGIN")
     try:
-        chosen: dict[str, Any] = {"options": read_options(options), "tasks": read_tasks(tasks)}
+        chosen: dict[str, Any] = {"options": read_options(given), "tasks": read_tasks(tasks)}
         report = check_plugin(plugins, plugin, kind=kind, component=component, start=start, **chosen)
     except (ValueFault, OptionError, UnknownComponentError) as error:
         raise click.UsageError(str(error)) from error
@@ -222,7 +232,8 @@ def _report(
         hooks = ", ".join(plugins.hooks(report.plugin))
         only = f"; its hooks ({hooks}) are not checked" if hooks else ""
         hint = f"mark a function or class as one, for example with @rlsdk.{kind or 'reward'}('NAME')"
-        raise click.UsageError(f"no {kind or 'component'} found in {report.origin}{only}; {hint}")
+        tool = f"; a tool needs no mark: rlsdk check {plugin}:NAME" if plugin.endswith(".py") else ""
+        raise click.UsageError(f"no {kind or 'component'} found in {report.origin}{only}; {hint}{tool}")
     return report
 
 

@@ -60,6 +60,7 @@ from rlsdk.contracts.running import AlgorithmDefaults as AlgorithmDefaults
 from rlsdk.contracts.running import CallsTools as CallsTools
 from rlsdk.contracts.running import Chat as Chat
 from rlsdk.contracts.running import Closes as Closes
+from rlsdk.contracts.running import DescribesTools as DescribesTools
 from rlsdk.contracts.running import EnvHandle as EnvHandle
 from rlsdk.contracts.running import Environment as Environment
 from rlsdk.contracts.running import KeepsToolObjects as KeepsToolObjects

@@ -242,6 +242,16 @@ class KeepsToolObjects(Protocol):
 
 
 @runtime_checkable
+class DescribesTools(Protocol):
+    """Optional interface of a workflow whose option `tools` names functions or classes; `rlsdk check` reads it."""
+
+    @property
+    def tool_schemas(self) -> Sequence[Mapping[str, Any]]:
+        """JSON schemas of these tools as the policy gets them; those of servers are not known yet."""
+        ...
+
+
+@runtime_checkable
 class TriesToolObjects(Protocol):
     """Optional interface of a workflow with `KeepsToolObjects` whose objects can be tried before the start.
 

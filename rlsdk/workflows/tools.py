@@ -113,6 +113,11 @@ class Tools:
         """Names of the classes among the tools."""
         return tuple(each.name for each in self._classes)
 
+    @property
+    def tool_schemas(self) -> list[dict[str, Any]]:
+        """JSON schemas of its functions and of the methods of its classes."""
+        return [tool.schema for tool in [*self._tools.values(), *(t for each in self._classes for t in each.tools)]]
+
     def check_task(self, task: Task) -> None:
         """Check that a task has the fields that `reset` of each class requires.
 

@@ -512,6 +512,18 @@ async def gives_rollouts(task, chat):
     await chat.sample()
 
 
+@rlsdk.workflow("describes-its-tools")
+class DescribesItsTools:
+    """Offers a tool that the policy cannot know how to use."""
+
+    tool_schemas = ({"function": {"name": "add", "description": "", "parameters": {"properties": {}}}},)
+
+    async def run(self, task, chat):
+        """Sample once."""
+        await chat.sample()
+        return chat.finish()
+
+
 # --- renderers and parsers of tool calls
 
 

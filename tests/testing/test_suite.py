@@ -40,6 +40,7 @@ WITHOUT_INPUT = {
     "light-import",
     "ends",
     "gives-rollouts",
+    "describes-its-tools",
     "defaults-valid",
     "contract",
     "sized-and-indexable",

@@ -132,6 +132,11 @@ class Forgetful(Transformers):
         super().sleep()
 
 
+class AnyLength(Transformers):
+    def start(self, model: Any, place: Any) -> None:
+        super().start(attrs.evolve(model, max_length=500), place)
+
+
 class Unable(Transformers):
     def start(self, model: Any, place: Any) -> None:
         raise RuntimeError(f"no kernel for {place.device}")
@@ -154,13 +159,14 @@ ENGINES = [
     (AbortsAll, "aborts", "('r1', 0, 'abort')"),
     (Shifted, "computes-logprobs", "-"),
     (Forgetful, "survives-sleep", "none for r0[0]"),
+    (AnyLength, "obeys-the-models-length", "40 tokens with finish"),
     (Unable, "starts", "no kernel for cpu"),
 ]
 
 
 @pytest.mark.parametrize(("cls", "name", "got"), ENGINES, ids=lambda value: getattr(value, "__name__", None))
 def test_an_engine_that_is_wrong_in_one_way_is_found(cls: type, name: str, got: str, tmp_path: Path) -> None:
-    marked = rlsdk.engine(cls.__name__.lower())(cls)
+    marked = rlsdk.engine(cls.__name__.lower())(type(cls.__name__, (cls,), {}))
     found = results(marked, tmp_path, name)
     assert got in found[name].get("got", ""), found
     assert [each for each, held in found.items() if "sort" in held] == [name]
@@ -334,13 +340,22 @@ LEARNERS = [
 ]
 
 
+@pytest.mark.parametrize(("cls", "broken"), [(Transformers, ENGINES), (Plain, LEARNERS)])
+def test_every_property_of_a_started_component_is_broken_by_one(cls: type, broken: Any) -> None:
+    component = component_of(cls)
+    assert component is not None
+    every = {p.name: p for p in properties(component, start=True) if p.starts}
+    assert set(every) - {name for _, name, _ in broken} <= {"starts"}
+    assert all(p.demand.endswith(".") and p.remedy for p in every.values())
+
+
 def test_a_learner_in_plain_torch_has_all_properties(tmp_path: Path) -> None:
     assert {name: held for name, held in results(Plain, tmp_path).items() if held} == {}
 
 
 @pytest.mark.parametrize(("cls", "name", "got"), LEARNERS, ids=lambda value: getattr(value, "__name__", None))
 def test_a_learner_that_is_wrong_in_one_way_is_found(cls: type, name: str, got: str, tmp_path: Path) -> None:
-    marked = rlsdk.learner(cls.__name__.lower())(cls)
+    marked = rlsdk.learner(cls.__name__.lower())(type(cls.__name__, (cls,), {}))
     found = results(marked, tmp_path, name)
     assert got in found[name].get("got", ""), found
     assert [each for each, held in found.items() if "sort" in held] == [name]

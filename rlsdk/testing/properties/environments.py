@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rlsdk.contracts import SendsFromEachRank, StreamsTensors, StreamsWeights, Weights
+from rlsdk.contracts import DescribesTools, SendsFromEachRank, StreamsTensors, StreamsWeights, Weights
 from rlsdk.errors import described
 from rlsdk.isolation.threads import run_to_end
 from rlsdk.nano import make_tokenizer
@@ -250,6 +250,26 @@ def gives_rollouts(subject: Subject, _: Any) -> None:
         raise NotApplicable(f"{reasons[0]}; give a task that it can run, as in {example}")
     if not any(rollout.loss_mask.any() for rollout in rollouts):
         raise Violated("form", "a Rollout with the policy's samples", "one without a sampled token")
+
+
+@holds(
+    "describes-its-tools",
+    "workflow",
+    remedy="write what a tool does as its docstring's first paragraph, and a line `NAME: …` for each parameter under "
+    "`Args:`; the policy sees nothing else of it",
+)
+def describes_its_tools(subject: Subject, _: Any) -> None:
+    """Each function and method that its options name as a tool has a description, and so has each parameter."""
+    workflow: Any = subject.make()
+    if not isinstance(workflow, DescribesTools):
+        return
+    for schema in workflow.tool_schemas:
+        tool = schema["function"]
+        bare = [name for name, each in tool["parameters"]["properties"].items() if not each.get("description")]
+        if not tool["description"]:
+            raise Violated("form", f"a docstring of {tool['name']}", "none")
+        if bare:
+            raise Violated("form", f"{tool['name']}: a description of each parameter", f"none of {', '.join(bare)}")
 
 
 def _run(subject: Subject) -> tuple[list[Group], list[str]]:
