@@ -97,6 +97,17 @@ def fingerprint(folder: Path) -> dict[str, str]:
     return {part: found.hexdigest() for part, found in hashes.items()}
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return a hash of each file below a folder, of its size and of parts of its content; hidden files do not count."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if path.is_file() and not any(part.startswith(".") for part in name.parts):
+            size = path.stat().st_size
+            found[str(name)] = hashlib.sha256(f"{size}\n".encode() + _samples(path, size)).digest()
+    return found
+
+
 def _revision(name: str) -> dict[str, str]:
     try:
         commit = Path(cached_folder(name)).name

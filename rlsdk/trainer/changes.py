@@ -15,10 +15,11 @@ import yaml
 
 from rlsdk.config import Plan, check
 from rlsdk.config.kept import CODE, kept_config, names_only, plugin_files
-from rlsdk.config.paths import absolute_paths, noted_folder
+from rlsdk.config.paths import WRITTEN, absolute_paths, noted_folder
 from rlsdk.config.tree import current, leaves, plain, spelled_out
 from rlsdk.errors import ConfigError, PluginError, RlsdkError
 from rlsdk.plugins import CORE, ComponentRef, short_name
+from rlsdk.readiness.base_models import contents
 from rlsdk.schedules import EntropyTarget
 
 KEPT = "config.yaml"
@@ -117,7 +118,7 @@ def differences(plan: Plan) -> list[Difference]:
     for path in dict.fromkeys([*new, *old]):
         was, now_is = old.get(path, none), new.get(path, none)
         meant = old_paths.get(path, none), new_paths.get(path, none)
-        if was == now_is and _differ(*meant):
+        if was == now_is and path not in WRITTEN and _differ(*meant):
             found.append(Difference(path, *meant))
         elif was != now_is and meant[0] != meant[1]:
             found.append(Difference(path, was, now_is))
@@ -125,8 +126,12 @@ def differences(plan: Plan) -> list[Difference]:
 
 
 def _differ(old: str, new: str) -> bool:
-    """Return whether two texts name files with different content."""
-    return old != new and os.path.isfile(old) and os.path.isfile(new) and not filecmp.cmp(old, new, shallow=False)
+    """Return whether two texts name files, or folders of files, with different content."""
+    if old == new:
+        return False
+    if os.path.isfile(old) and os.path.isfile(new):
+        return not filecmp.cmp(old, new, shallow=False)
+    return os.path.isdir(old) and os.path.isdir(new) and contents(Path(old)) != contents(Path(new))
 
 
 def kept_files(folder: Path) -> dict[str, str]:

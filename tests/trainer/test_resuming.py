@@ -446,6 +446,23 @@ def test_a_file_of_the_same_name_in_another_folder_has_changed_if_its_content_ha
         run.resume()
 
 
+def test_a_folder_of_the_same_name_elsewhere_has_changed_if_a_file_in_it_has(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in (run.folder, run.folder / "other"):
+        (folder / "data" / "parts").mkdir(parents=True)
+        (folder / "data" / "parts" / "1.jsonl").write_text('{"prompt": "1 + 1?", "answer": "2"}\n')
+        (folder / "data" / "parts" / ".cache").write_text(str(folder))
+    monkeypatch.chdir(run.folder)
+    run.common["tasks"] = {"train": {"use": "hub", "name": "data/parts"}}
+    run.begin()
+    monkeypatch.chdir(run.folder / "other")
+    assert run.resume() == Prepared(4)
+    Path("data", "parts", "1.jsonl").write_text('{"prompt": "1 + 2?", "answer": "3"}\n')
+    with pytest.raises(ConfigError, match=r"tasks\.train\.name: was /.*/data/parts, is /.*/other/data/parts"):
+        run.resume()
+
+
 def test_what_killed_processes_had_written_aside_is_deleted_and_what_others_write_is_not(run: Run) -> None:
     run.begin()
     folder, dead = run.folder / "runs" / "trial", 2**22 + 1  # beyond the greatest id of a process
