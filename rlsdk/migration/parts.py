@@ -409,8 +409,10 @@ ENGINE_FIELDS = frozenset({
     "attention_backend", "block_size", "compilation_config", "cpu_offload_gb", "cudagraph_capture_sizes",
     "disable_cascade_attn", "disable_custom_all_reduce", "enable_chunked_prefill", "enable_expert_parallel",
     "enable_prefix_caching", "generation_config", "hf_overrides", "kv_cache_dtype", "limit_mm_per_prompt",
-    "long_prefill_token_threshold", "max_cudagraph_capture_size", "max_logprobs", "mm_processor_cache_gb",
-    "mm_processor_kwargs", "num_gpu_blocks_override", "quantization", "scheduling_policy", "speculative_config",
+    "long_prefill_token_threshold", "mamba_cache_mode", "mamba_ssm_cache_dtype", "max_cudagraph_capture_size",
+    "max_logprobs", "mm_encoder_tp_mode", "mm_processor_cache_gb", "mm_processor_kwargs", "moe_backend",
+    "num_gpu_blocks_override", "optimization_level", "quantization", "scheduling_policy", "skip_mm_profiling",
+    "speculative_config",
 })  # fmt: skip
 """Fields of vLLM's EngineArgs that rlsdk leaves to `engine.args`; for others, see `rlsdk.engines.vllm_arguments`."""
 
@@ -451,12 +453,28 @@ def experts_sharded(key: str, tensor_parallel: str) -> KeyRule:
     return KeyRule(key, "changed", ("engine.args",), "among all GPUs of an engine", 2, count, give)
 
 
+_OWNED = {
+    "async_scheduling": "it is off: a token's weight version must be that of the weights that sampled it",
+    "enable_sleep_mode": "engines that share GPUs sleep while the learner works",
+    "max_model_len": "model.max_length counts prompt and response together",
+    "sleep_level": "engines that share GPUs sleep while the learner works",
+    **dict.fromkeys(("distributed_executor_backend", "logprobs_mode", "skip_tokenizer_init", "worker_extension_cls"),
+                    "rlsdk sets it"),
+}  # fmt: skip
+"""Engine arguments that `engine.args` may not set -> why they need nothing."""
+
+
 def of_vllm(value: Any, given: Given) -> KeyOutcome:
     """Convert an argument of vLLM's engine, which a key ends with."""
-    name = given.key.rpartition(".")[2]
+    name = given.key.rpartition(".")[2].replace("-", "_")
     if name in ENGINE_FIELDS:
-        return KeyOutcome({f"engine.args.{name}": value})
-    return KeyOutcome.missing("put it into engine.args if vLLM's EngineArgs has it")
+        return KeyOutcome({f"engine.args.{name}": value}, "mapped", "")
+    if name in _OWNED:
+        return KeyOutcome({}, "ignored", _OWNED[name])
+    if name == "disable_mm_preprocessor_cache":  # its name before vLLM 0.11
+        off = {"engine.args.mm_processor_cache_gb": 0} if flag(value) else {}
+        return KeyOutcome(off, "mapped" if off else "ignored", "" if off else "off, as by default")
+    return KeyOutcome({}, "missing", "put it into engine.args if vLLM's EngineArgs has it")
 
 
 def switched(values: Mapping[str, Any], note: str = "") -> Give:

@@ -93,8 +93,14 @@ def read(framework: Framework, arguments: Sequence[str], environ: Mapping[str, s
         tree = _with_files(tree, framework.files, Path())
     else:
         raise ConfigError([f"{first}: there is no such file (working folder: {Path.cwd().name}/)"])
+    command = shell.from_environment(command, environ)
     if other := next(
-        (part for part in framework.others if re.search(rf"(?<!\w){re.escape(part)}(?!\S)", command)), None
+        (
+            part
+            for part in framework.others
+            if part in tree or re.search(rf"(?<!\w){re.escape(part)}(?![^\s'\"}}])", command)
+        ),
+        None,
     ):
         instead = framework.others[other]
         raise ConfigError(

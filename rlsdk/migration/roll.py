@@ -703,6 +703,8 @@ ROWS = (
     same(f"{INFER}.strategy_args.strategy_config.block_size", "engine.args.block_size", count, 16),
     ignored(f"{INFER}.strategy_args.strategy_config.max_model_len", "model.max_length", 8000),
     ignored(f"{INFER}.strategy_args.strategy_config.load_format", "engines load the learner's weights at the start", "auto"),
+    changed(f"{INFER}.strategy_args.strategy_config.mem_fraction_static", "engine.gpu_memory_utilization", number, 0.6,
+            "the share of an engine's memory, which SGLang and vLLM count alike but for what runs beside them"),
     same(f"{INFER}.strategy_args.strategy_config.*", "engine.args", lambda v: v, 1, of_vllm),
     part(f"{INFER}.device_mapping", "placement.engines", devices, "list(range(0,8))", "only the number of GPUs matters"),
     ignored(f"{INFER}.**", *_HERE),
@@ -908,5 +910,10 @@ FRAMEWORK = Framework(
     defaults=DEFAULTS,
     finish=_finish,
     renamed={"student_train.": f"{TRAIN}.", "student_infer.": f"{INFER}."},
+    others={
+        "sft_train": "algorithm: sft",
+        **dict.fromkeys(("student_pretrain", "teacher_pretrain"), "algorithm: opd"),
+        **dict.fromkeys(("chosen_key", "rejected_key"), "algorithm: dpo"),
+    },
     entries=("start_rlvr_pipeline", "start_agentic_pipeline", "start_onpolicy_distill_pipeline"),
 )

@@ -298,6 +298,7 @@ def texts(value: Any) -> list[str]:
     """Read a text, a list of them, or a list in the form `[a,b]` that shells pass."""
     if isinstance(value, str):
         inner = value.strip()
+        inner = inner[1:-1].strip() if len(inner) > 1 and inner[0] == inner[-1] and inner[0] in "'\"" else inner
         parts = inner[1:-1].split(",") if inner[:1] == "[" and inner[-1:] == "]" else [inner]
         value = [part.strip().strip("'\"") for part in parts]
     if not isinstance(value, list | tuple) or not all(isinstance(each, str | int | float) for each in value):

@@ -30,6 +30,7 @@ from rlsdk.migration.parts import (
     trackers_with,
     weight_decay,
 )
+from rlsdk.migration.reading import flattened
 from rlsdk.migration.rows import (
     NOTES,
     Choice,
@@ -37,6 +38,7 @@ from rlsdk.migration.rows import (
     Given,
     KeyOutcome,
     KeyRule,
+    UnfitError,
     changed,
     choice,
     count,
@@ -66,6 +68,7 @@ from rlsdk.migration.trinity_tasks import (
     source_of,
     training_sources,
 )
+from rlsdk.migration.verl import FRAMEWORK as OWN_KEYS_OF_VERL
 
 ALGORITHMS: Mapping[str, tuple[str, str, str]] = {
     "ppo": ("ppo", "ppo", "ppo"),
@@ -150,8 +153,30 @@ EXPERIENCE = "buffer.trainer_input.experience_buffer"
 REPLAY = f"{EXPERIENCE}.replay_buffer"
 
 
+OF_VERL = "`rlsdk migrate verl` converts this key, without its prefix"
+
+
+def _if_verl_needs_it(value: Any, given: Given) -> KeyOutcome:
+    """Ask veRL's own rule whether one of its keys needs anything."""
+    name = given.key.removeprefix(f"{VERL}.")
+    rule, section = OWN_KEYS_OF_VERL.row(name), given.section(VERL)
+    try:
+        inner = Given(dict(flattened(section)), section, OWN_KEYS_OF_VERL.defaults, key=name)
+        outcome = rule.settings(value, inner) if rule else None
+    except UnfitError:
+        outcome = None
+    return outcome if outcome and outcome.status == "ignored" else KeyOutcome({}, "missing", OF_VERL)
+
+
+def _batch(given: Given) -> int:
+    """Tasks in a batch; a trainer without an explorer of its own gives the rollouts instead."""
+    if "buffer.batch_size" not in given.flat and not _offline(given):
+        return max(1, given.whole("buffer.train_batch_size", 0) // given.whole("algorithm.repeat_times"))
+    return given.whole("buffer.batch_size")
+
+
 def _updates(given: Given) -> int:
-    rollouts = given.whole("buffer.batch_size") * given.whole("algorithm.repeat_times")
+    rollouts = _batch(given) * given.whole("algorithm.repeat_times")
     return minibatches(rollouts, given.whole("buffer.train_batch_size", 0) or rollouts)
 
 
@@ -264,6 +289,19 @@ def _ahead(to: str) -> Any:
         return KeyOutcome({to: value})
 
     return give
+
+
+_RUN_AHEAD = "engines sample this many batches in advance; Trinity's explorer has no limit"
+
+
+def _style(value: str, given: Given) -> KeyOutcome:
+    """Convert the style of synchronisation, of which all but one let the explorer run ahead."""
+    if value == "fixed" or _offline(given):
+        return KeyOutcome({}, "ignored", "explorer and trainer take turns, the default")
+    limits = ("algorithm.sample_strategy_args.max_staleness", "synchronizer.sync_offset")
+    if any(given.whole(key, 0) > 0 for key in limits):
+        return KeyOutcome({}, "changed", _RUN_AHEAD)
+    return KeyOutcome({"rollout.max_staleness": 1}, "changed", _RUN_AHEAD)
 
 
 def _arguments(given: Given, key: str) -> Mapping[str, Any]:
@@ -672,6 +710,10 @@ ROWS = (
     ignored("model.lora_configs.0.is_dummy", "an adapter starts from zero", True),
     changed("model.lora_configs.0.path", "learner.lora.path", text, "adapter", "rank, alpha and targets must be the adapter's"),
     missing("model.lora_configs.**", "learner.lora: rank, alpha, targets", 32),
+    same("model.tinker.rank", "learner.lora.rank", count, 32,
+         lambda v, given: lora_of("", 32.0)(v, given) if given.read("model.tinker.enable", flag, False) else {}),
+    only_with("model.tinker.enable", "model.tinker.**", "the service Tinker trains an adapter elsewhere; rlsdk trains it "
+              "itself: set placement.learners and placement.engines", True),
     missing("model.**", "change config.json in the model's folder", 1),
     # Cluster
     part("cluster.node_num", "placement.learners", count, 1, "the learner gets the GPUs not used by engines"),
@@ -679,8 +721,9 @@ ROWS = (
     changed("cluster.ray_address", "placement.ray", text, "auto", "null starts a Ray instance for this run",
             lambda v, given: {} if v == "auto" else {"placement.ray": v}),
     ignored("cluster.**", "counts are in placement", 1),
+    missing("cod.**", "write a workflow (howto/workflow.md)", 1),
     # Data
-    same("buffer.batch_size", "batch_size", count, 96),
+    same("buffer.batch_size", "batch_size", count, 96, lambda _, given: {"batch_size": _batch(given)}),
     changed("buffer.train_batch_size", "minibatches", count, 96, "optimiser steps per batch",
             lambda v, given: KeyOutcome({"minibatches": _updates(given)}, "Trinity counts experiences per trainer step; rlsdk splits a batch of rollouts")),
     same("buffer.total_epochs", "epochs", number, 1, _epochs),
@@ -857,13 +900,13 @@ ROWS = (
     ignored("trainer.trainer_type", LEARNER_NOTE, "verl"),
     ignored("trainer.trainer_strategy", LEARNER_NOTE, "fsdp"),
     ignored("trainer.enable_preview", "`rlsdk rollouts RUN` shows the samples", True),
-    missing(f"{VERL}.**", "`rlsdk migrate verl` converts this key, without its prefix", 1),
+    KeyRule(f"{VERL}.**", "missing", (), OF_VERL, 1, give=_if_verl_needs_it),
     ignored("trainer.**", LEARNER_NOTE, 1),
     # Synchroniser, monitor, rest
     same("synchronizer.sync_interval", "rollout.sync_interval", count, 1, _ahead("rollout.sync_interval")),
     same("synchronizer.sync_offset", "rollout.max_staleness", whole, 0, _ahead("rollout.max_staleness")),
     ignored("synchronizer.sync_method", "weights are sent from ranks to engines directly", "nccl"),
-    unless("synchronizer.sync_style", ("fixed",), "rollout.max_staleness lets rollouts run ahead", "dynamic_by_explorer"),
+    changed("synchronizer.sync_style", "rollout.max_staleness", text, "explorer_driven", _RUN_AHEAD, _style),
     ignored("synchronizer.**", "the watchdog ends a run with silent processes", 1200),
     same("monitor.monitor_type", "trackers", text, "tensorboard", trackers_with("project", "Trinity-RFT")),
     ignored("monitor.monitor_args.api_key", "log in with `wandb login`", "x"),

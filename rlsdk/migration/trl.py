@@ -624,6 +624,8 @@ ROWS = (
     unless("quantization_config.class", ("get_quantization_config",), "models are not quantised", "BitsAndBytesConfig"),
     ignored("quantization_config.argument_1", "load_in_4bit", "x"),
     missing("quantization_config.**", "models are not quantised", "x"),
+    ignored("train_dataset.argument_1.**", "see train_dataset.class", "x"),
+    ignored("eval_dataset.argument_1.**", "see eval_dataset.class", "x"),
     missing("train_dataset", "tasks.train: {use: hub, name: ...}", "x"),
     changed("eval_dataset.*", "tasks.eval", lambda value: value, "trl-lib/DeepMath-103K", _COLUMNS, _data_of("eval")),
     missing("eval_dataset", "tasks.eval: {use: hub, name: ..., split: test}", "x"),

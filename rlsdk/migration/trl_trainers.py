@@ -91,6 +91,17 @@ OTHERS: Mapping[str, str] = {
     **dict.fromkeys(("trl kto", "kto.py", "KTOTrainer"), "algorithm: kto"),
     **dict.fromkeys(("xpo.py", "XPOTrainer", "nash_md.py", "NashMDTrainer"), "algorithm: dpo, which is online DPO"),
     **dict.fromkeys(("gkd.py", "GKDTrainer", "MiniLLMTrainer", "DistillationTrainer"), "algorithm: opd"),
+    **dict.fromkeys(("gold.py", "GOLDTrainer"), "algorithm: opd, whose teacher has the same tokenizer"),
+    **dict.fromkeys(("bco.py", "BCOTrainer"), "algorithm: kto"),
+    **dict.fromkeys(
+        ("cpo.py", "CPOTrainer", "orpo.py", "ORPOTrainer", "tpo.py", "TPOTrainer"),
+        "algorithm: dpo, which learns from preferences as well",
+    ),
+    **dict.fromkeys(
+        ("sdft.py", "SDFTTrainer", "sdpo.py", "SDPOTrainer", "ssd.py", "SSDTrainer"),
+        "algorithm.policy_loss to one of your own: none of rlsdk's distils a model from itself",
+    ),
+    **dict.fromkeys(("prm.py", "PRMTrainer"), "reward: reward_model, for a model trained elsewhere"),
     **dict.fromkeys(
         ("trl reward", "reward_modeling.py", "RewardTrainer"), "reward: reward_model, for a model trained elsewhere"
     ),

@@ -525,6 +525,7 @@ ENGINE = Choice({"vllm": "vllm", "hf": "transformers", "sglang": "SGLang", "trtl
 _GPU_NOTE = "engines and ranks share the GPUs: placement.engines × gpus_per_engine, placement.learners"
 _LOGPROB_NOTE = "forward passes use learner.micro_batch_tokens, too"
 _CRITIC_NOTE = "the critic uses the actor's setting"
+_RANKS_APART = "each of its ranks becomes an engine of its own, with engine.tensor_parallel_size GPUs"
 _PROFILER = "profile.steps records the learner with torch's profiler; metrics.jsonl has the time of each stage"
 
 ROWS = (
@@ -753,10 +754,10 @@ ROWS = (
     ignored(f"{ROLLOUT}.log_prob_use_dynamic_bsz", _LOGPROB_NOTE, True),
     ignored(f"{ROLLOUT}.log_prob_max_token_len_per_gpu", _LOGPROB_NOTE, 16384),
     same(f"{ROLLOUT}.over_sample_rate", "rollout.oversample", number, 0.1),
-    unless(f"{ROLLOUT}.data_parallel_size", (1,), "placement.engines is the number of engines", 2),
+    changed(f"{ROLLOUT}.data_parallel_size", "placement.engines", count, 2, _RANKS_APART,
+            lambda v, given: KeyOutcome({}, "changed" if v > 1 else "ignored", _RANKS_APART if v > 1 else "off")),
     unless(f"{ROLLOUT}.pipeline_model_parallel_size", (1,), "engines have tensor parallelism only", 2),
     experts_sharded(f"{ROLLOUT}.expert_parallel_size", f"{ROLLOUT}.tensor_model_parallel_size"),
-    ignored(f"{ROLLOUT}.engine_kwargs.vllm.max_model_len", "model.max_length counts prompt and response together", 2048),
     same(f"{ROLLOUT}.engine_kwargs.vllm.*", "engine.args", lambda v: v, 4, of_vllm),
     same(f"{ROLLOUT}.engine_kwargs.vllm.compilation_config.*", "engine.args", lambda v: v, "FULL_AND_PIECEWISE",
          lambda v, given: {f"engine.args.compilation_config.{given.key.rpartition('.')[2]}": v}),
@@ -828,6 +829,7 @@ ROWS = (
     *(missing(f"{where}sandbox_fusion.url", "reward: code_tests runs the model's code in a sandbox", "x")
       for where in ("", "reward.", "reward_model.")),
     *(ignored(f"{where}sandbox_fusion.**", "see sandbox_fusion.url", "x") for where in ("", "reward.", "reward_model.")),
+    ignored("reward.reward_model.rollout.**", "the reward model runs with transformers, not in an engine", "vllm"),
     only_with("reward_model.enable", "reward.reward_model.**", "a transformers sequence classifier: reward_model", 1),
     ignored("reward.reward_manager.**", "rewards are combined by weight, gate and factor", "x"),
     missing("reward_model.reward_kwargs.**", "arguments of a reward: custom_reward_function.reward_kwargs", 1),
@@ -885,7 +887,7 @@ ROWS = (
             lambda v, given: KeyOutcome.ignored("evaluations store their answers: see `rlsdk rollouts RUN`")),
     changed("trainer.rollout_data_dir", "save_rollouts", text, "d", "rollouts are saved in the run's database",
             lambda v, given: KeyOutcome({"save_rollouts": 1}, "rollouts are saved in the run's database")),
-    missing("trainer.validation_data_dir", "evaluations store their answers in the run's folder", "d"),
+    ignored("trainer.validation_data_dir", "evaluations store their answers in the run's folder", "d"),
     changed("trainer.device", "placement.device", text, "cuda", "auto uses CUDA if Ray finds GPUs",
             lambda v, given: {"placement.device": v} if v in ("cuda", "cpu") else
             KeyOutcome.missing("rlsdk runs on CUDA and on CPUs")),
@@ -980,6 +982,15 @@ FRAMEWORK = Framework(
         f"{ACTOR}.policy_loss.tau_pos": f"{ACTOR}.tau_pos",
         f"{ACTOR}.policy_loss.tau_neg": f"{ACTOR}.tau_neg",
     },
-    others=dict.fromkeys(("verl.trainer.fsdp_sft_trainer", "verl.trainer.sft_trainer"), "algorithm: sft"),
+    others={
+        **dict.fromkeys(
+            ("verl.trainer.fsdp_sft_trainer", "verl.trainer.sft_trainer", "verl.trainer.sft_trainer_ray"),
+            "algorithm: sft",
+        ),
+        **dict.fromkeys(
+            ("verl.trainer.main_generation", "verl.trainer.main_generation_server"),
+            "tasks.eval, and run `rlsdk eval`",
+        ),
+    },
     entries=("verl.trainer.main_ppo", "main_ppo.py", "verl.trainer.main", "main_dapo", "fully_async_main"),
 )

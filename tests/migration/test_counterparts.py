@@ -139,10 +139,10 @@ def test_rolls_grpo_divides_by_the_deviation_whatever_the_norm_types(tmp_path):
 
 
 def test_arguments_of_vllm_become_engine_args(tmp_path):
-    config = {"kv_cache_dtype": "fp8", "sleep_level": 1}
+    config = {"kv_cache_dtype": "fp8", "sleep_level": 1, "cuda_graph_sizes": [1]}
     found = roll(tmp_path, {"actor_infer": {"strategy_args": {"strategy_name": "vllm", "strategy_config": config}}})
     assert found.config["engine"]["args"] == {"kv_cache_dtype": "fp8"}
-    assert todo(found) == ["actor_infer.strategy_args.strategy_config.sleep_level"]
+    assert todo(found) == ["actor_infer.strategy_args.strategy_config.cuda_graph_sizes"]
     arguments = "actor_rollout_ref.rollout.engine_kwargs.vllm"
     found = migrate("verl", [f"{arguments}.enable_expert_parallel=True", f"{arguments}.no_such=1"], {})
     assert found.config["engine"]["args"] == {"enable_expert_parallel": True}
