@@ -270,6 +270,19 @@ def _profile(value: list[float], given: Given) -> KeyOutcome:
     return KeyOutcome({"profile.steps": [int(step) for step in value]}, "of the learner; engines are not recorded")
 
 
+def _decays(given: Given) -> bool:
+    """True if the learning rate falls after the warm-up."""
+    keys = [f"{ACTOR}.optim.{name}" for name in ("lr_scheduler_type", "warmup_style", "lr_decay_style")]
+    return any(given.read(key, SCHEDULE, "constant") != "constant" for key in keys)
+
+
+def _name(value: str, given: Given) -> KeyOutcome:
+    """Convert the name of a run, without the time at which a script was started."""
+    name = re.sub(r"[-_]?\$\(date\b[^)]*\)", "", value) or value
+    note = "without the time: a run that is started again under its name needs --resume" if name != value else ""
+    return KeyOutcome({"name": name}, "changed" if note else "mapped", note)
+
+
 def _style(given: Given) -> str:
     """Return the schedule of a learner with Megatron."""
     found: str = given.read(f"{ACTOR}.optim.lr_decay_style", SCHEDULE, "constant")
@@ -613,7 +626,8 @@ ROWS = (
             _warmup_ratio),
     same(f"{ACTOR}.optim.warmup_style", "learner.schedule", SCHEDULE, "constant"),
     same(f"{ACTOR}.optim.lr_scheduler_type", "learner.schedule", SCHEDULE, "cosine"),
-    same(f"{ACTOR}.optim.min_lr_ratio", "learner.final_ratio", number, 0.1),
+    same(f"{ACTOR}.optim.min_lr_ratio", "learner.final_ratio", number, 0.1,
+         lambda v, given: {"learner.final_ratio": v} if _decays(given) else {}),
     changed(f"{ACTOR}.optim.min_lr", "learner.final_ratio", number, 1e-7, "as a share of the peak",
             lambda v, given: {"learner.final_ratio": min(1.0, v / given.read(f"{ACTOR}.optim.lr", number, 1e-6))}
             if given.read(f"{ACTOR}.optim.lr", number, 1e-6) else {}),
@@ -863,7 +877,7 @@ ROWS = (
     unless("algorithm.use_pf_ppo", (False,), "there is no such reweighting; write a buffer", True),
     ignored("algorithm.pf_ppo.**", "use_pf_ppo", 1),
     # Trainer
-    same("trainer.experiment_name", "name", text, "my-run"),
+    same("trainer.experiment_name", "name", text, "my-run", _name),
     part("trainer.project_name", "trackers", text, "TinyZero", "project of the tracker wandb"),
     same("trainer.logger", "trackers", texts, ["console", "wandb"],
          trackers_with("trainer.project_name")),

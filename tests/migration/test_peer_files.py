@@ -100,3 +100,16 @@ def test_trinitys_adapter_of_tinker_is_an_adapter(tmp_path, enabled, lora):
     notes = {entry.note for entry in found.entries if entry.status == "missing"}
     assert all("Tinker" in note for note in notes)
     assert bool(notes) == (enabled == "true")
+
+
+def test_the_time_in_a_name_of_verl_is_left_out():
+    name = "trainer.experiment_name=${oc.env:NAME,'grpo_${oc.env:B,vllm}_$(date +%Y%m%d_%H%M)'}"
+    found = migrate("verl", [name, "data.train_batch_size=8"], {})
+    assert found.config["name"] == "${oc.env:NAME,'grpo_${oc.env:B,vllm}'}"
+    assert "--resume" in next(entry.note for entry in found.entries if entry.key == "trainer.experiment_name")
+
+
+@pytest.mark.parametrize(("style", "ratio"), [("constant", None), ("cosine", 0.0)])
+def test_verls_last_learning_rate_is_set_if_the_rate_falls(style, ratio):
+    found = migrate("verl", [f"actor_rollout_ref.actor.optim.lr_scheduler_type={style}"], {})
+    assert found.config["learner"].get("final_ratio") == ratio
