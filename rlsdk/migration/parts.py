@@ -468,13 +468,14 @@ def of_vllm(value: Any, given: Given) -> KeyOutcome:
     """Convert an argument of vLLM's engine, which a key ends with."""
     name = given.key.rpartition(".")[2].replace("-", "_")
     if name in ENGINE_FIELDS:
-        return KeyOutcome({f"engine.args.{name}": value}, "mapped", "")
+        return KeyOutcome({f"engine.args.{name}": value})
     if name in _OWNED:
-        return KeyOutcome({}, "ignored", _OWNED[name])
+        return KeyOutcome.ignored(_OWNED[name])
     if name == "disable_mm_preprocessor_cache":  # its name before vLLM 0.11
-        off = {"engine.args.mm_processor_cache_gb": 0} if flag(value) else {}
-        return KeyOutcome(off, "mapped" if off else "ignored", "" if off else "off, as by default")
-    return KeyOutcome({}, "missing", "put it into engine.args if vLLM's EngineArgs has it")
+        if flag(value):
+            return KeyOutcome({"engine.args.mm_processor_cache_gb": 0})
+        return KeyOutcome.ignored("off, as by default")
+    return KeyOutcome.missing("put it into engine.args if vLLM's EngineArgs has it")
 
 
 def switched(values: Mapping[str, Any], note: str = "") -> Give:

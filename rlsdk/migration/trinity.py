@@ -165,7 +165,7 @@ def _if_verl_needs_it(value: Any, given: Given) -> KeyOutcome:
         outcome = rule.settings(value, inner) if rule else None
     except UnfitError:
         outcome = None
-    return outcome if outcome and outcome.status == "ignored" else KeyOutcome({}, "missing", OF_VERL)
+    return outcome if outcome and outcome.status == "ignored" else KeyOutcome.missing(OF_VERL)
 
 
 def _batch(given: Given) -> int:
@@ -297,11 +297,11 @@ _RUN_AHEAD = "engines sample this many batches in advance; Trinity's explorer ha
 def _style(value: str, given: Given) -> KeyOutcome:
     """Convert the style of synchronisation, of which all but one let the explorer run ahead."""
     if value == "fixed" or _offline(given):
-        return KeyOutcome({}, "ignored", "explorer and trainer take turns, the default")
+        return KeyOutcome.ignored("explorer and trainer take turns, the default")
     limits = ("algorithm.sample_strategy_args.max_staleness", "synchronizer.sync_offset")
     if any(given.whole(key, 0) > 0 for key in limits):
-        return KeyOutcome({}, "changed", _RUN_AHEAD)
-    return KeyOutcome({"rollout.max_staleness": 1}, "changed", _RUN_AHEAD)
+        return KeyOutcome({}, _RUN_AHEAD)
+    return KeyOutcome({"rollout.max_staleness": 1}, _RUN_AHEAD)
 
 
 def _arguments(given: Given, key: str) -> Mapping[str, Any]:

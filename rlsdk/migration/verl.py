@@ -280,7 +280,7 @@ def _name(value: str, given: Given) -> KeyOutcome:
     """Convert the name of a run, without the time at which a script was started."""
     name = re.sub(r"[-_]?\$\(date\b[^)]*\)", "", value) or value
     note = "without the time: a run that is started again under its name needs --resume" if name != value else ""
-    return KeyOutcome({"name": name}, "changed" if note else "mapped", note)
+    return KeyOutcome({"name": name}, note)
 
 
 def _style(given: Given) -> str:
@@ -769,7 +769,7 @@ ROWS = (
     ignored(f"{ROLLOUT}.log_prob_max_token_len_per_gpu", _LOGPROB_NOTE, 16384),
     same(f"{ROLLOUT}.over_sample_rate", "rollout.oversample", number, 0.1),
     changed(f"{ROLLOUT}.data_parallel_size", "placement.engines", count, 2, _RANKS_APART,
-            lambda v, given: KeyOutcome({}, "changed" if v > 1 else "ignored", _RANKS_APART if v > 1 else "off")),
+            lambda v, given: KeyOutcome({}, _RANKS_APART) if v > 1 else KeyOutcome.ignored("off")),
     unless(f"{ROLLOUT}.pipeline_model_parallel_size", (1,), "engines have tensor parallelism only", 2),
     experts_sharded(f"{ROLLOUT}.expert_parallel_size", f"{ROLLOUT}.tensor_model_parallel_size"),
     same(f"{ROLLOUT}.engine_kwargs.vllm.*", "engine.args", lambda v: v, 4, of_vllm),
