@@ -89,7 +89,8 @@ def steps(subject: Subject, seed: int) -> None:
     "deterministic",
     "environment",
     inputs=_seeds,
-    remedy="draw all randomness from random.Random(seed), created in reset; use no clock, id(), or hash() of text",
+    remedy="draw all randomness from random.Random(seed), created in reset; keep state in the instance, not in the "
+    "class or the module, and replace it in reset; use no clock, id(), or hash() of text",
     after=("steps",),
 )
 def same_world(subject: Subject, seed: int) -> None:
