@@ -50,7 +50,18 @@ Launched = Callable[..., AbstractContextManager[Subject]]
 
 
 @pytest.fixture(scope="session")
-def launched(model: Model, cluster: None) -> Launched:
+def python() -> Iterator[Mapping[str, str]]:
+    """Command by which Ray starts a role's workers as in a training: forked from a process that has their imports."""
+    from rlsdk.cluster.template import template
+    from rlsdk.config import check
+
+    quickstart = Path(__file__).parents[2] / "examples" / "quickstart.yaml"
+    with template(check(quickstart, ["engine=vllm"])) as commands:
+        yield commands
+
+
+@pytest.fixture(scope="session")
+def launched(model: Model, cluster: None, python: Mapping[str, str]) -> Launched:
     """Starts an engine in an actor, vLLM if no other: `with launched(folder, options, adapter, name=…, model=…)`.
 
     Its caches lie below `cache` of the folder.
@@ -70,7 +81,12 @@ def launched(model: Model, cluster: None) -> Launched:
         model: Model = model,
     ) -> Iterator[Subject]:
         place = ActorSpec(role="engine", cache=str(folder / "cache"), threads=1, cpus=os.cpu_count() or 1)
-        actor = launch(Plugins().reference("engine", name, options), place, log_path=folder / "engine.log")
+        engine = Plugins().reference("engine", name, options)
+        compiles = "TORCHDYNAMO_DISABLE" not in Plugins().resolve(engine).environment(
+            place
+        )  # set before torch is imported
+        command = "" if compiles else python.get("engine", "")
+        actor = launch(engine, place, log_path=folder / "engine.log", python=command)
 
         def run(body: Callable[..., Any], *args: Any) -> Any:
             return ray.get(actor.__ray_call__.remote(lambda owner: body(owner._engine, *args)))

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -133,9 +133,12 @@ class Copying(Keeping):
 class Stand:
     """Two engines, and a learner of two ranks."""
 
-    def __init__(self, way: str, folder: Path, dies_at: str = "", engine: type = Keeping) -> None:
+    def __init__(
+        self, python: Mapping[str, str], way: str, folder: Path, dies_at: str = "", engine: type = Keeping
+    ) -> None:
         import ray
 
+        self.python = python
         ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
         plugins = Plugins()
         self.way, self.dies_at = plugins.reference("weight_transfer", way, WAYS[way]), dies_at
@@ -150,6 +153,7 @@ class Stand:
             cpus=0,
             log_dir=folder,
             transfer=self.way,
+            python=python.get("learner", ""),
         )
         started = [self.start(rank, 0) for rank in range(2)]
         ray.get([ready for _, ready in started])
@@ -163,7 +167,7 @@ class Stand:
 
     def start(self, rank: int, incarnation: int) -> tuple[Any, Any]:
         place = ActorSpec(role="engine", rank=rank)
-        actor = launch(self.engine, place, cpus=0, transfer=self.way)
+        actor = launch(self.engine, place, cpus=0, transfer=self.way, python=self.python.get("engine", ""))
         return actor, actor.start.remote(Model(path="" if incarnation or not rank else self.dies_at), place)
 
     async def publish(self, version: int, *, updated: bool = True) -> float:
@@ -214,8 +218,8 @@ def expected(updates: int) -> dict[str, str]:
 
 
 @pytest.fixture
-def stand(request: pytest.FixtureRequest, cluster: None, tmp_path: Path) -> Iterator[Stand]:
-    found = Stand(*request.param[:1], tmp_path, *request.param[1:])
+def stand(request: pytest.FixtureRequest, cluster: None, python: Mapping[str, str], tmp_path: Path) -> Iterator[Stand]:
+    found = Stand(python, *request.param[:1], tmp_path, *request.param[1:])
     yield found
     found.close()
 

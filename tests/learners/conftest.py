@@ -133,7 +133,18 @@ def cluster() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def launch(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
+def python() -> Iterator[str]:
+    """Command by which Ray starts ranks as in a training: forked from a process that has their imports."""
+    from rlsdk.cluster.template import template
+    from rlsdk.config import check
+
+    quickstart = Path(__file__).parents[2] / "examples" / "quickstart.yaml"
+    with template(check(quickstart)) as commands:
+        yield commands.get("learner", "")
+
+
+@pytest.fixture(scope="session")
+def launch(cluster: None, python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
     """Return a learner on this many ranks, restarted with these options; all tests share the processes."""
     from rlsdk.contracts import ActorSpec, Roles
     from rlsdk.learners.group import LearnerGroup
@@ -152,7 +163,10 @@ def launch(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
             return groups[world]
         place = ActorSpec(role="learner", world_size=world, cpus=2, seed=3)
         logs = folder / f"{world}-{time.time_ns()}"
-        group = LearnerGroup.launch(reference, roles, loss, place, total_updates=total, cpus=0.5, log_dir=logs)
+        command = "" if options.get("compile") else python  # whether torch compiles is set before it is imported
+        group = LearnerGroup.launch(
+            reference, roles, loss, place, total_updates=total, cpus=0.5, log_dir=logs, python=command
+        )
         if not fresh:
             groups[world] = group
         return group
