@@ -293,7 +293,7 @@ class Trainings:
         """Save the configuration of a run started without a file, and return its path."""
         self._make_notes()
         path = self._note(name, "yaml")
-        path.write_text(text, encoding="utf-8")
+        replace_text(path, text)
         return path
 
     def _ended(self, known: Started) -> Started:
@@ -307,7 +307,7 @@ class Trainings:
         self.notes.mkdir(parents=True, exist_ok=True, mode=0o700)
         ignore = self.notes.parent / ".gitignore"
         if not ignore.exists():
-            ignore.write_text("*\n", encoding="utf-8")
+            replace_text(ignore, "*\n")
 
     def _note(self, name: str, suffix: str) -> Path:
         return self.notes / f"{name}.{suffix}"
