@@ -853,6 +853,7 @@ ROWS = (
     missing("custom_envs.*.tool_wrapper.**", "an environment has no tools beside it: give it these as actions, or take the workflow "
             "tools", "x"),
     ignored("custom_env.**", "custom_envs names the environments that are used", "x"),
+    ignored("gem_*.**", "custom_envs names the environments that are used", "x"),
     ignored("*_template", "custom_envs refers to it", "x"),
     ignored("*_format_penalty", "custom_envs refers to it", -0.15),
     ignored("all_response_pattern", "custom_envs refers to it", "x"),

@@ -113,3 +113,10 @@ def test_the_time_in_a_name_of_verl_is_left_out():
 def test_verls_last_learning_rate_is_set_if_the_rate_falls(style, ratio):
     found = migrate("verl", [f"actor_rollout_ref.actor.optim.lr_scheduler_type={style}"], {})
     assert found.config["learner"].get("final_ratio") == ratio
+
+
+def test_rolls_lists_of_environments_that_are_not_used_need_nothing(tmp_path):
+    file = tmp_path / "pipeline.yaml"
+    file.write_text("exp_name: x\npretrain: o/m\nadv_estimator: grpo\ngem_games: {Mastermind: {max_steps: 5}}\n")
+    (entry,) = [entry for entry in migrate("roll", [str(file)], {}).entries if entry.key.startswith("gem_games")]
+    assert entry.status == "ignored"
