@@ -277,6 +277,7 @@ class Pool:
         """
         started, usual = time.perf_counter(), self._usual[index] * count
         interval = patience = max(_PATIENCE * usual, _LEAST_PATIENCE)
+        needed = 0.8 * patience
         aside = lowered = False
         try:
             while (left := limit - (time.perf_counter() - started)) > 0:
@@ -285,11 +286,16 @@ class Pool:
                     break
                 interval *= 1.5
                 used = worker.used() or 0.0
-                if aside or self._slow >= MAX_SLOW or (used < 0.8 * patience and worker.starves()):
-                    continue  # if an engine starves a process, it would starve another one as well
+                if aside or self._slow >= MAX_SLOW or (used < needed and worker.starves()):
+                    # If an engine starves a process, it would starve another one as well. It is looked at again when
+                    # it will have used enough at its rate so far.
+                    if 0 < used < needed:
+                        waited = time.perf_counter() - started
+                        interval = min(interval, max(_LEAST_PATIENCE / 4, waited * (needed / used - 1)))
+                    continue
                 aside = True
                 self._slow += 1
-                lowered = used >= 0.8 * patience and self._slots.locked()
+                lowered = used >= needed and self._slots.locked()
                 if lowered:
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.setpriority(os.PRIO_PROCESS, worker.fork.pid, 19)
