@@ -554,7 +554,7 @@ def test_the_driver_adds_little(tied: Model, launch: Launch, make_batch: Make) -
 
     best = 1.0
     with pytest.MonkeyPatch.context() as patch:  # undone whatever happens: the group is that of all tests
-        patch.setattr(type(group), "_call", call)
+        patch.setattr(type(group), "_call_each", call)
         for _ in range(5):
             start = time.perf_counter()
             group.update(batch, halves(batch), 0)

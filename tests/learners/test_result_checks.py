@@ -25,7 +25,7 @@ class Answering(LearnerGroup):
         self._steps = type("Steps", (), {"check_none": lambda *_: None, "take": lambda *_: None})()
         return self
 
-    def _call(
+    def _call_each(
         self, method: str, arguments: Sequence[tuple[Any, ...]], what: str = "", version: int | None = None
     ) -> Any:
         return [self.result]

@@ -265,8 +265,13 @@ def test_a_run_whose_folder_another_program_takes_over_ends_and_writes_nothing_m
 def test_the_picture_of_the_curves_shows_every_reward(tmp_path, monkeypatch, rewards, low, high):
     from matplotlib.figure import Figure
 
-    limits = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: limits.append(figure.axes[0].get_ylim()))
+    limits, save = [], Figure.savefig
+
+    def savefig(figure, *arguments, **options):
+        limits.append(figure.axes[0].get_ylim())
+        save(figure, *arguments, **options)
+
+    monkeypatch.setattr(Figure, "savefig", savefig)
     lines = [{"step": step, "reward/mean": reward} for step, reward in enumerate((*rewards, float("inf")), start=1)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     draw_curves(tmp_path, "trial")

@@ -24,8 +24,9 @@ from tinker import types
 from transformers import AutoModelForCausalLM
 
 ROOT = Path(__file__).resolve().parents[3]
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 MODEL = ROOT / "examples" / "models" / "countdown-nano"
-CONFIG = (ROOT / "examples" / "tinker" / "server.yaml").read_text().replace("../models", str(MODEL.parent))
+CONFIG = (EXAMPLES / "server.yaml").read_text().replace("../../../examples/models", str(MODEL.parent))
 START = [sys.executable, "-c", "from rlsdk_tinker.command import main; main()"]
 ADAM = types.AdamParams(learning_rate=6e-4)
 pytestmark = [pytest.mark.slow, pytest.mark.stack, pytest.mark.filterwarnings("ignore::FutureWarning")]
@@ -141,7 +142,7 @@ def plain(name: str, logprobs: torch.Tensor, arrays: Mapping[str, torch.Tensor])
 
 
 def test_the_example_learns_countdown(training: tinker.TrainingClient) -> None:
-    spec = importlib.util.spec_from_file_location("countdown", ROOT / "examples" / "tinker" / "countdown.py")
+    spec = importlib.util.spec_from_file_location("countdown", EXAMPLES / "countdown.py")
     assert spec is not None and spec.loader is not None
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
