@@ -28,6 +28,8 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 MODEL = ROOT / "examples" / "models" / "countdown-nano"
 CONFIG = (EXAMPLES / "server.yaml").read_text().replace("../../../examples/models", str(MODEL.parent))
 START = [sys.executable, "-c", "from rlsdk_tinker.command import main; main()"]
+PATH = os.pathsep.join([str(EXAMPLES.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+ENVIRONMENT = {**os.environ, "PYTHONPATH": PATH}
 ADAM = types.AdamParams(learning_rate=6e-4)
 pytestmark = [pytest.mark.slow, pytest.mark.stack, pytest.mark.filterwarnings("ignore::FutureWarning")]
 
@@ -36,9 +38,10 @@ def started(folder: Path, *arguments: str) -> tuple[subprocess.Popen[str], str]:
     """Start a server, and return it with its address once it serves."""
     (folder / "server.yaml").write_text(CONFIG)
     command = [*START, "server.yaml", f"out={folder}", "--port", "0", "placement.learners=2", *arguments]
-    server = subprocess.Popen(
-        command, cwd=folder, stdout=subprocess.PIPE, stderr=(folder / "stderr.txt").open("a"), text=True
-    )
+    with (folder / "stderr.txt").open("a") as errors:
+        server = subprocess.Popen(
+            command, cwd=folder, stdout=subprocess.PIPE, stderr=errors, text=True, env=ENVIRONMENT
+        )
     assert server.stdout is not None
     line = server.stdout.readline()
     found = re.search(r"TINKER_BASE_URL=(\S+)", line)
@@ -307,12 +310,18 @@ def writes_into(process: Path, folder: Path) -> bool:
         return False
 
 
-def test_sections_that_the_client_decides_on_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "server.yaml").write_text(f"{CONFIG}\nreward: countdown\n")
-    ran = subprocess.run([*START, "server.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False)
+@pytest.mark.parametrize(
+    ("more", "arguments", "told"),
+    [
+        ("reward: countdown", [], "reward: the client decides on this"),
+        ("", ["sampling.temperature=0.5"], "sampling: the client decides on this"),
+        ("", ["--host", "0.0.0.0"], "set TINKER_API_KEY"),
+        ("learner: {lora: {rank: 0}}", [], "learner.lora: 'rank' must be > 0"),
+    ],
+)
+def test_a_server_that_cannot_start_says_why(tmp_path: Path, more: str, arguments: list[str], told: str) -> None:
+    (tmp_path / "server.yaml").write_text(f"model: {{path: {MODEL}, max_length: 32}}\n{more}\n")
+    command = [*START, "server.yaml", *arguments]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=ENVIRONMENT)
     assert ran.returncode == 2
-    assert "reward: the client decides on this" in ran.stderr
-    ran = subprocess.run(
-        [*START, "server.yaml", "--host", "0.0.0.0"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert "set TINKER_API_KEY" in ran.stderr
+    assert told in ran.stderr
