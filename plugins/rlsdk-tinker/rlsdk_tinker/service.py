@@ -27,7 +27,7 @@ _STOPS = {"stop": messages.STOP_REASON_STOP, "length": messages.STOP_REASON_LENG
 
 
 @attrs.frozen
-class Sampler:
+class SamplingSession:
     """A sampling session.
 
     Attributes:
@@ -63,7 +63,7 @@ class TinkerService:
         found = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
         self._vocabulary = int(found.get_text_config().vocab_size)
         self.model_id = ""
-        self.samplers: dict[str, Sampler] = {}
+        self.samplers: dict[str, SamplingSession] = {}
         self._version = 0  # of the learner's weights, counted in optimiser steps and loads
         self._published = 0
         self._accumulated = False  # a gradient waits for its optimiser step
@@ -159,7 +159,7 @@ class TinkerService:
         await self._publish()
         if name is None:
             assert session is not None
-            self.samplers[session] = Sampler(None if kind == "inflight" else self._published)
+            self.samplers[session] = SamplingSession(None if kind == "inflight" else self._published)
             return {"sampling_session_id": session, "type": "save_weights_for_sampler"}
         folder = self._folder / "sampler_weights" / _checked(name)
         await _written(folder, self._trainer.learner.export)
@@ -177,7 +177,7 @@ class TinkerService:
             raise RequestError(f"{path} was not saved for a sampler since the server started")
         if path is None:
             self._check_base(base_model or "")
-        self.samplers[session] = Sampler(0 if path is None else self._named[path], path)
+        self.samplers[session] = SamplingSession(0 if path is None else self._named[path], path)
 
     async def save(self, name: str) -> dict[str, Any]:
         """Save weights and optimiser under a name."""
@@ -226,7 +226,7 @@ class TinkerService:
         return _sampled(found, scores)
 
     @asynccontextmanager
-    async def _reading(self, sampler: Sampler) -> AsyncIterator[None]:
+    async def _reading(self, sampler: SamplingSession) -> AsyncIterator[None]:
         """Keep the engines' weights for the duration of a request."""
         async with self._turn:
             if sampler.version not in (None, self._published):

@@ -76,8 +76,12 @@ class EngineTrial:
         Raises:
             Violated: The engine never finishes, or a completion is not one of those requested.
         """
+        return self.finish(subject, asked, self.begin(subject, asked, 0))
+
+    def begin(self, subject: Subject, asked: Sequence[Request], steps: int) -> list[Completion]:
+        """Add requests and take some steps; return the completions that these finished."""
         subject.call(self.engine.add, asked)
-        return self.finish(subject, asked)
+        return [completion for _ in range(steps) for completion in subject.call(self.engine.step)]
 
     def finish(
         self, subject: Subject, asked: Iterable[Request], done: Sequence[Completion] = ()
@@ -352,8 +356,7 @@ def _check_greedy(trial: EngineTrial, completion: Completion) -> None:
 def aborts(subject: Subject, trial: EngineTrial) -> None:
     """`abort` returns the continuations of the requests that it names, with finish `abort`; others continue."""
     asked = trial.requests(attrs.evolve(ENDLESS, max_tokens=60), n=2, seed=1)
-    subject.call(trial.engine.add, asked)
-    done = [c for _ in range(3) for c in subject.call(trial.engine.step)]
+    done = trial.begin(subject, asked, 3)
     ended = subject.call(trial.engine.abort, ["r0"])
     told = [(c.request, c.index, c.finish) for c in ended]
     if sorted(told) != [("r0", 0, "abort"), ("r0", 1, "abort")]:
@@ -390,8 +393,7 @@ def loads_weights(subject: Subject, trial: EngineTrial) -> None:
     trial.trainable()
     net, new = changed(trial.net, 7)
     asked = trial.requests(attrs.evolve(ENDLESS, max_tokens=24), n=2, seed=2)
-    subject.call(trial.engine.add, asked)
-    done = [c for _ in range(5) for c in subject.call(trial.engine.step)]
+    done = trial.begin(subject, asked, 5)
     subject.call(trial.engine.load_weights, new)
     ids = np.concatenate(PROMPTS)
     wanted = logprobs_of(net, ids)
@@ -437,8 +439,7 @@ def survives_sleep(subject: Subject, trial: EngineTrial) -> None:
     trial.trainable()
     net, new = changed(trial.net, 9)
     asked = trial.requests(attrs.evolve(ENDLESS, max_tokens=24), n=2, seed=3)
-    subject.call(trial.engine.add, asked)
-    done = [c for _ in range(4) for c in subject.call(trial.engine.step)]
+    done = trial.begin(subject, asked, 4)
     for call in (trial.engine.sleep, trial.engine.wake):
         subject.call(call)
     subject.call(trial.engine.load_weights, new)
