@@ -87,7 +87,7 @@ soak: $(STAMP)  ## kill, stop and end parts of a training at random moments, KIL
 faults: $(STAMP)  ## make a training fail in every way of the fault matrix (CELLS=engine/SIGKILL/sync,…: these); write docs/faults.md; an hour
 	@$(BIN)/python tools/faults.py "$(CELLS)"
 
-models: $(STAMP)  ## try tiny models of many architectures on both engines (MODELS=qwen3-moe,…: these); write docs/models.md; half an hour
+models: $(STAMP)  ## try tiny models of many architectures on both engines (MODELS=qwen3-moe,…: these); write docs/models_measured.md; half an hour
 	@$(BIN)/python tools/architectures.py $(MODELS)
 
 memory: $(STAMP)  ## watch the memory of every process over 2,000 steps; write docs/memory.md; a quarter of an hour

@@ -1,4 +1,4 @@
-"""Try tiny random models of many architectures on both engines, and write `docs/models.md`.
+"""Try tiny random models of many architectures on both engines; write `docs/models_measured.md` and `docs/models.md`.
 
     python tools/architectures.py                              # all models, all variants
     python tools/architectures.py qwen3-moe,gpt-neox           # only these; the other rows stay
@@ -6,7 +6,7 @@
 
 Each trial runs in a separate process: the engine loads the folder, the learner's model takes one optimiser step, its
 weights are sent, and the logprobs of both are compared before and after. With `--train`, each trial is a whole run; see
-`tools/whole_runs.py`. The page is written after each trial, and rows of trials that are not repeated stay.
+`tools/whole_runs.py`. The pages are written after each trial, and rows of trials that are not repeated stay.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ sys.path.insert(0, str(ROOT))
 from tests import torchvision_parts
 from tests.architectures import ARCHITECTURES, make
 
-PAGE = ROOT / "docs" / "models.md"
-VARIANTS = tuple((head, dtype) for dtype in ("float32", "bfloat16") for head in ("untied", "tied"))
+PAGE = ROOT / "docs" / "models_measured.md"
+SUMMARY = ROOT / "docs" / "models.md"
+HEADS = ("untied", "tied")
+VARIANTS = tuple((head, dtype) for dtype in ("float32", "bfloat16") for head in HEADS)
 ENGINES = ("vllm", "transformers")
 LENGTH = 40
 REFUSED = "does not run: "
@@ -186,6 +188,9 @@ def write_page(results: Mapping[tuple[str, ...], Mapping[str, Any]], matrix: Mat
     """Write the table of these results into the page."""
     before, _, after = _around(PAGE.read_text(), matrix)
     PAGE.write_text(f"{before}{matrix.begin}\n\n{table(results, matrix)}{after}")
+    if matrix is RUNS:
+        before, _, after = _around(SUMMARY.read_text(), matrix)
+        SUMMARY.write_text(f"{before}{matrix.begin}\n\n{summary(results)}{after}")
 
 
 def _around(page: str, matrix: Matrix) -> tuple[str, str, str]:
@@ -218,12 +223,27 @@ def table(results: Mapping[tuple[str, ...], Mapping[str, Any]], matrix: Matrix) 
     return "\n".join(lines) + "\n"
 
 
+def summary(results: Mapping[tuple[str, ...], Mapping[str, Any]]) -> str:
+    """Return, as Markdown, the greatest gap of each model's whole runs by engine and dtype, over both heads."""
+    columns = [(engine, dtype) for engine in ENGINES for dtype in ("float32", "bfloat16")]
+    lines = ["| model | " + " | ".join(f"`{engine}`, {dtype}" for engine, dtype in columns) + " |"]
+    lines.append("| --- |" + " ---: |" * len(columns))
+    for name in [each for each in ARCHITECTURES if any(key[0] == each for key in results)]:
+        cells = []
+        for engine, dtype in columns:
+            rows = [row for head in HEADS if (row := results.get((name, head, dtype, engine)))]
+            gaps = [row["gap"] for row in rows if "gap" in row]
+            cells.append(f"{max(gaps):.2g}" if gaps else "does not run" if rows else "")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     """Run the trials and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="?", default="")
     parser.add_argument("--engine", choices=ENGINES, help="only this engine")
-    parser.add_argument("--head", choices=sorted({head for head, _ in VARIANTS}), help="only variants with this head")
+    parser.add_argument("--head", choices=HEADS, help="only variants with this head")
     parser.add_argument("--dtype", choices=sorted({dtype for _, dtype in VARIANTS}), help="only variants of this dtype")
     parser.add_argument("--new", action="store_true", help="only trials that are not on the page yet")
     parser.add_argument("--train", action="store_true", help="whole runs: three steps, an export, a resumed step")

@@ -88,6 +88,14 @@ def test_mentions_of_public_names_become_links(reference):
     assert reference.mentions(text) == text.replace("`rlsdk.types.Task`", "[`rlsdk.types.Task`][rlsdk.Task]")
 
 
+def test_the_page_of_models_sums_up_the_measurements(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    architectures = load("architectures")
+    measured = architectures.read_page(architectures.RUNS)
+    assert len(measured) > 100
+    assert architectures.summary(measured) in (ROOT / "docs" / "models.md").read_text()
+
+
 def test_pages_have_no_links_that_only_the_site_resolves():
     """Relative links lead to files, and none is written in the form of cross-references between generated pages."""
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
