@@ -224,7 +224,7 @@ def page(rows: list[Row], layers: int, size: int) -> str:
     when = datetime.datetime.now(datetime.UTC).date().isoformat()
     cores = len(os.sched_getaffinity(0))
     about = f"""`python tools/weight_transfer.py` measures a sync on this CPU, by each [weight
-transfer](howto/cluster.md#weight-transfer): a model of Qwen2.5-0.5B's shape ({layers} layers, bfloat16,
+transfer](howto/weight_transfer.md): a model of Qwen2.5-0.5B's shape ({layers} layers, bfloat16,
 {size / MIB:,.0f} MiB, {largest / MIB:,.0f} MiB of them the embeddings), random weights, no forward pass, one learner
 rank and one or two engines in separate processes on {cores} cores. *memcpy* is the time the learner's process takes to
 copy as many bytes, measured in the same run."""
