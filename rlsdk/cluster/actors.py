@@ -17,6 +17,9 @@ from rlsdk.isolation.watching import forget_actor, watch_actor
 LONGEST = 240
 """Maximum length of a reason in characters, since Ray's texts fill a screen."""
 
+IDENTIFY_SECONDS = 0.01
+"""Seconds that an actor waits before a load that blocks its event loop, so that its answer to `identity` is sent."""
+
 
 class RunActor:
     """Base class of actors that the watchdog watches: each has a log file, and identifies its process."""
@@ -73,7 +76,8 @@ def spawn(
         watched_as: Name in the watchdog's messages, such as `learner rank 0`; empty for an actor that is not watched.
         log_path: File with the actor's output, named in those messages.
         replaced: True if a dead actor is replaced, so that the run continues.
-        responsive: True if it answers within `watchdog.busy`, whatever it works on.
+        responsive: True if it answers within `watchdog.busy`, whatever it works on; otherwise, its calls may take
+            `watchdog.learner_busy`.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
@@ -140,10 +144,13 @@ def cause_of(error: BaseException) -> BaseException:
     return getattr(error, "cause", None) or error
 
 
-def described(error: BaseException) -> str:
-    """Describe in one line why a call of an actor failed: it died, or its code raised."""
+def described(error: BaseException, log: Path | None = None) -> str:
+    """Describe in one line why a call of an actor failed: it died (with the last words of its log), or it raised."""
     cause = cause_of(error)
-    return f"its process died: {reason(cause)}" if died(cause) else f"{type(cause).__name__}: {cause}"
+    if not died(cause):
+        return f"{type(cause).__name__}: {cause}"
+    words = last_words(log) if log is not None else ""
+    return f"its process died: {reason(cause)}" + (f"; its log ends with {words!r}" if words else "")
 
 
 def reason(error: BaseException) -> str:

@@ -36,7 +36,8 @@ class Watched:
         actor: Its Ray handle; None if it is not an actor.
         identity: The process, once known.
         replaced: True if the run continues without it.
-        responsive: True if it answers within `watchdog.busy`, whatever it works on.
+        responsive: True if it answers within `watchdog.busy`, whatever it works on; otherwise, its calls may take
+            `watchdog.learner_busy`.
         vital: True if its end ends the run at once.
         asked: Time of an unanswered request to identify itself, or of the last work seen since; None without one.
         answer: Pending answer to that request.

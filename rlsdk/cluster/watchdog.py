@@ -1,7 +1,7 @@
 """The watchdog of a run: a thread that reports silent processes and event loops, and ends the run after a time limit.
 
-A process is silent if it is stopped, or if it uses neither CPU nor disk and does not answer. A working process is
-never ended, however long it takes, except one that should answer after each decode step, such as an engine.
+A process is silent if it is stopped, or if it uses neither CPU nor disk and does not answer. A working process has much
+longer limits: one for engines, which answer after each decode step, and one for each call of a learner.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Watchdog:
         self._report = report
         self._warn = section.warn
         self._end = section.end if section.end is not None else float("inf")
-        self._busy = section.busy if section.busy is not None else float("inf")
+        self._busy = {True: ("watchdog.busy", section.busy), False: ("watchdog.learner_busy", section.learner_busy)}
         self._prober, self._now, self._abandon = prober or Prober(), now, abandon
         self._lock, self._looking = threading.RLock(), threading.Lock()
         self._keys = itertools.count()
@@ -115,7 +115,11 @@ class Watchdog:
 
     def add_actor(self, name: str, actor: Any, log: str, *, replaced: bool, responsive: bool = False) -> None:
         """Watch a Ray actor; see `isolation.watching.watch_actor`."""
-        self._add(Watched(name, log, actor, replaced=replaced, responsive=responsive))
+        watched = Watched(name, log, actor, replaced=replaced, responsive=responsive)
+        # Asked before the caller asks it to load a model, it answers first, and is known if it never ends loading.
+        watched.answer, watched.asked = self._prober.ask(actor), self._now()
+        watched.busy = watched.asked
+        self._add(watched)
 
     def remove_actor(self, actor: Any) -> None:
         """Stop watching an actor."""
@@ -262,8 +266,8 @@ class Watchdog:
             return any(each.asked is not None and self._is_due(each, now) for each in self._watched)
 
     def _is_due(self, watched: Watched, now: float) -> bool:
-        """True if a responsive actor was asked so long ago that it should have answered, or is to be asked again."""
-        return watched.responsive and now - watched.busy >= self._warn / 2
+        """True if an actor was asked so long ago that it should have answered, or is to be asked again."""
+        return now - watched.busy >= self._warn / 2
 
     def _judge(self, watched: Watched, vitals: Vitals, now: float, *, measured: bool) -> None:
         """Record the state of a process, report a long silence, and end the process once it is too long."""
@@ -277,7 +281,7 @@ class Watchdog:
         if found is None:
             if watched.silent is not None:
                 watched.busy = now  # it did not work while it was silent
-            if watched.responsive and watched.asked is not None and watched.identity is not None:
+            if watched.asked is not None and watched.identity is not None:
                 self._judge_busy(watched, watched.identity, now - watched.busy)
             if watched.warned:
                 log.warning(
@@ -326,20 +330,28 @@ class Watchdog:
 
     def _said(self, watched: Watched, seconds: float) -> str:
         why = watched.silent[1] if watched.silent else ""
-        return f"{watched} {why}, for {seconds:.0f} s; the run is {self.stage}; its log is {watched.log}"
+        with self._lock:
+            at_work = [
+                f"{each}, which works without responding (its log is {each.log})"
+                for each in self._watched
+                if each.asked is not None and each.identity and each.silent is None and self._is_due(each, self._now())
+            ]
+        cause = f"; it may be waiting for {' and '.join(at_work)}" if at_work else ""
+        return f"{watched} {why}, for {seconds:.0f} s; the run is {self.stage}; its log is {watched.log}{cause}"
 
     def _judge_busy(self, watched: Watched, identity: Identity, seconds: float) -> None:
         """Report a working process that should have answered, and end it once it is too long."""
-        if seconds < self._busy / 2 or self.verdict:
+        name, limit = self._busy[watched.responsive]
+        if limit is None or seconds < limit / 2 or self.verdict:
             return
         why = "works, but has not responded"
         said = f"{watched} {why}, for {seconds:.0f} s; the run is {self.stage}; its log is {watched.log}"
         if not watched.busy_warned:
             watched.busy_warned, watched.wrote = True, self._prober.write_stacks(identity)
             stacks = ", which now ends with the Python stacks of the process" if watched.wrote else ""
-            log.warning("%s%s; watchdog.busy=%g s is the limit", said, stacks, self._busy)
-        if seconds >= self._busy:
-            self._end_process(watched, said, f"{why}, for {seconds:.0f} s", f"watchdog.busy={self._busy:g} s")
+            log.warning("%s%s; %s=%g s is the limit", said, stacks, name, limit)
+        if seconds >= limit:
+            self._end_process(watched, said, f"{why}, for {seconds:.0f} s", f"{name}={limit:g} s")
 
     def _end_process(self, watched: Watched, said: str, why: str, limit: str) -> None:
         """Kill a process, and end the run unless the process is replaced."""
@@ -349,7 +361,7 @@ class Watchdog:
                 suppress(OSError),
                 Path(watched.log).open("a", encoding="utf-8") as words,
             ):  # quoted as the cause of death
-                words.write(f"\nkilled by the watchdog: it {why}\n")
+                words.write(f"\nkilled by the watchdog: it {why}; {limit} is the limit\n")
             self.remove_actor(watched.actor)
         else:
             self.condemn(f"{said}; {limit} is the limit")

@@ -92,6 +92,7 @@ UNITS: Mapping[str, str] = {
     "watchdog.warn": "seconds",
     "watchdog.end": "seconds",
     "watchdog.busy": "seconds",
+    "watchdog.learner_busy": "seconds",
 }
 """Path of a numeric key -> its unit."""
 DEFAULTS: Mapping[str, Use] = {

@@ -253,6 +253,10 @@ def _sizes(config: Config) -> list[tuple[bool, str]]:
             config.watchdog.busy is not None and config.watchdog.busy <= 0,
             f"watchdog.busy: seconds above 0, or null for any time; got {config.watchdog.busy}",
         ),
+        (
+            config.watchdog.learner_busy is not None and config.watchdog.learner_busy <= 0,
+            f"watchdog.learner_busy: seconds above 0, or null for any time; got {config.watchdog.learner_busy}",
+        ),
         *_profile(config),
         (not 0 <= share <= 1, f"max_invalid: a share between 0 and 1, got {share}"),
         *((True, f"model.path: {text}") for text in ([] if is_hub_id else _no_model(path))),

@@ -300,20 +300,22 @@ class CanarySection(Section):
 class WatchdogSection(Section):
     """Time limits after which the watchdog reports a silent process, and ends the run.
 
-    A process is silent if it is stopped, or uses neither CPU nor disk and does not respond. A learner that works is
-    never ended, however long it takes.
+    A process is silent if it is stopped, or uses neither CPU nor disk and does not respond.
 
     Attributes:
         warn: Seconds of silence after which the log names the process, the stage of the run and the log file.
         end: Seconds of silence after which the run ends, or, for an engine or environment worker, the process is
             replaced; null for never.
         busy: Seconds that an engine, a rollout worker or an environment worker may work without responding, since they
-            respond after each decode step; then it is replaced; null for any time.
+            respond after each decode step; then it is replaced; null for any time. Includes loading a model.
+        learner_busy: Seconds that a learner rank may work on one call, such as loading its models, an update or a
+            checkpoint; then it is killed and the run ends; null for any time.
     """
 
     warn: float = 60.0
     end: float | None = 1800.0
     busy: float | None = 7200.0
+    learner_busy: float | None = 21_600.0
 
 
 @attrs.frozen(kw_only=True)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rlsdk import weights as transport
-from rlsdk.cluster.actors import RunActor, spawn
+from rlsdk.cluster.actors import IDENTIFY_SECONDS, RunActor, spawn
 from rlsdk.cluster.compiled import keep_compiled
 from rlsdk.contracts import (
     ActorSpec,
@@ -98,6 +98,7 @@ class EngineActor(RunActor):
             adapter: Shape of later adapters; None for whole models.
             routing: True to make completions carry routed experts.
         """
+        await asyncio.sleep(IDENTIFY_SECONDS)
         if adapter is not None:
             self._engine.expect_adapter(adapter)
         if routing:

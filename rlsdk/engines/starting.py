@@ -94,7 +94,7 @@ def started_engines(plan: Plan, starting: Sequence[tuple[Any, Any]]) -> list[Any
             ray.get(started)
         except ray.exceptions.RayError as error:
             path = plan.folder.resolve() / "logs" / f"engine-{rank}.log"
-            raise EngineError(f"engine {rank} did not start: {described(error)}; its log is {path}") from error
+            raise EngineError(f"engine {rank} did not start: {described(error, path)}; its log is {path}") from error
     return [engine for engine, _ in starting]
 
 

@@ -172,7 +172,8 @@ def watch_actor(name: str, actor: Any, log: object, *, replaced: bool = False, r
         actor: Handle of an actor with a method `identity` that returns `isolation.vitals.identity(…)`.
         log: Path of the file that receives its output.
         replaced: True if a dead actor is replaced, so that the run continues.
-        responsive: True if it answers within `watchdog.busy`, whatever it works on.
+        responsive: True if it answers within `watchdog.busy`, whatever it works on; otherwise, its calls may take
+            `watchdog.learner_busy`.
     """
     if (watch := CURRENT.get()) is not None:
         watch.add_actor(name, actor, str(log), replaced=replaced, responsive=responsive)

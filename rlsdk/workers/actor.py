@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 import cloudpickle
 
-from rlsdk.cluster.actors import RunActor, cause_of, died, kill, reason
+from rlsdk.cluster.actors import IDENTIFY_SECONDS, RunActor, cause_of, died, kill, reason
 from rlsdk.cluster.portable import PortablePlan, Surroundings, portable
 from rlsdk.isolation.process import settle
 from rlsdk.isolation.vitals import Identity
@@ -101,6 +101,7 @@ class RolloutWorkerActor(RunActor):
         """
         logging.getLogger("rlsdk").addHandler(self._relay)
         self._loop = asyncio.get_running_loop()
+        await asyncio.sleep(IDENTIFY_SECONDS)
         try:
             spec.surroundings.take_over()
             plan = spec.plan.plan()

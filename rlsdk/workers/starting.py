@@ -69,7 +69,8 @@ def _worker_pool(
                 if isinstance(cause, RlsdkError) and not died(error):
                     raise cause from error
                 path = logs / f"rollout-worker-{rank}.log"
-                raise RunError(f"rollout worker {rank} did not start: {described(error)}; its log is {path}") from error
+                said = f"rollout worker {rank} did not start: {described(error, path)}; its log is {path}"
+                raise RunError(said) from error
         log.info("%d rollout workers make the rollouts", count)
         yield pool
 

@@ -76,7 +76,7 @@ class Bench:
 
     def __attrs_post_init__(self) -> None:
         how: dict[str, Any] = {"prober": self.processes, "now": lambda: self.time, "abandon": self.abandoned.append}
-        self.dog = Watchdog(WatchdogSection(warn=60, end=600, busy=2000), **how)
+        self.dog = Watchdog(WatchdogSection(warn=60, end=600, busy=2000, learner_busy=6000), **how)
         self.dog.add_actor("learner rank 0", "learner", "logs/learner-0.log", replaced=False)
         self.dog.add_actor("engine 0", "engine", "logs/engine-0.log", replaced=True, responsive=True)
 
@@ -145,7 +145,7 @@ def test_an_engine_that_is_stopped_for_too_long_is_killed_and_the_run_continues(
     assert "it will be killed and replaced" in caplog.text
     assert not bench.dog.verdict
     why = "it waits for its child process 77, which is stopped (by SIGSTOP, or a debugger)"
-    assert last_words(log) == f"killed by the watchdog: {why}, for 600 s"
+    assert last_words(log) == f"killed by the watchdog: {why}, for 600 s; watchdog.end=600 s is the limit"
 
 
 @pytest.mark.parametrize("sign", ["cpu", "disk", "io", "answer"])
@@ -195,7 +195,10 @@ def test_an_engine_that_computes_in_one_call_for_too_long_is_named_then_replaced
     spin(bench, "engine", ENGINE, 200)
     assert bench.processes.killed == [ENGINE] and not bench.dog.verdict
     assert "it will be killed and replaced" in caplog.messages[-1] and len(caplog.messages) == 2
-    assert last_words(log) == "killed by the watchdog: it works, but has not responded, for 2000 s"
+    assert (
+        last_words(log)
+        == "killed by the watchdog: it works, but has not responded, for 2000 s; watchdog.busy=2000 s is the limit"
+    )
 
 
 def test_an_engine_that_answers_again_before_the_limit_is_not_replaced(
@@ -210,11 +213,45 @@ def test_an_engine_that_answers_again_before_the_limit_is_not_replaced(
     assert len(caplog.messages) == 6
 
 
-def test_an_engine_that_is_not_replaced_ends_the_run_and_a_learner_may_compute_for_ever(bench: Bench) -> None:
+def test_a_learner_that_computes_in_one_call_for_too_long_is_named_then_ends_the_run(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     bench.run(5)
-    spin(bench, "learner", LEARNER, 9000)
-    assert not bench.dog.verdict and not bench.processes.killed
-    bench.processes.dumb.clear()
+    spin(bench, "learner", LEARNER, 2900)
+    assert caplog.text == "" and not bench.processes.stacks
+    spin(bench, "learner", LEARNER, 200)
+    [said] = caplog.messages
+    assert said.startswith("learner rank 0 (pid 11 on box, node node1234) works, but has not responded, for 3000 s")
+    assert said.endswith("with the Python stacks of the process; watchdog.learner_busy=6000 s is the limit")
+    assert bench.processes.stacks == [LEARNER] and not bench.processes.killed
+    spin(bench, "learner", LEARNER, 3000)
+    assert bench.processes.killed == [LEARNER]
+    assert bench.dog.verdict.endswith("its log is logs/learner-0.log; watchdog.learner_busy=6000 s is the limit")
+
+
+def test_a_rank_that_waits_for_one_that_computes_for_ever_is_reported_with_it(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = attrs.evolve(LEARNER, pid=13)
+    bench.processes.answers["peer"], bench.processes.found[other] = other, Vitals("running")
+    bench.dog.add_actor("learner rank 1", "peer", "logs/learner-1.log", replaced=False)
+    bench.run(5)
+    bench.dog.enter("update")
+    bench.processes.dumb = {"learner"}
+    spin(bench, "peer", other, 650)
+    assert "learner rank 0 (pid 11 on box, node node1234) uses neither CPU nor a disk" in bench.dog.verdict
+    assert "it may be waiting for learner rank 1 (pid 13 on box, node node1234), which works" in bench.dog.verdict
+    assert "(its log is logs/learner-1.log)" in bench.dog.verdict and "engine" not in bench.dog.verdict
+
+
+@pytest.mark.parametrize(("name", "identity"), [("learner", LEARNER), ("engine", ENGINE)])
+def test_a_process_that_never_ends_loading_is_known_and_killed(bench: Bench, name: str, identity: Identity) -> None:
+    bench.run(1)  # the call that identifies it is the first; the second, which loads a model, never returns
+    spin(bench, name, identity, 6100)
+    assert bench.processes.killed == [identity]
+
+
+def test_an_engine_that_is_not_replaced_ends_the_run(bench: Bench) -> None:
     bench.dog.remove_actor("engine")
     bench.dog.add_actor("engine 0", "engine", "engine-0.log", replaced=False, responsive=True)
     bench.run(5)

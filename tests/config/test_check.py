@@ -128,6 +128,7 @@ def test_an_option_that_refers_to_nothing_is_not_also_called_missing(faults, mon
         ("placement.peak_tflops=0", "placement.peak_tflops", "at least 0.001, got 0.0"),
         ("watchdog.end=0", "watchdog.end", "seconds above 0, or null for never; got 0.0"),
         ("watchdog.busy=0", "watchdog.busy", "seconds above 0, or null for any time; got 0.0"),
+        ("watchdog.learner_busy=-1", "watchdog.learner_busy", "seconds above 0, or null for any time; got -1.0"),
         ("minibatches=17", "minibatches", "17 of 16 rollouts leaves some empty"),
         ("max_invalid=1.5", "max_invalid", "a share between 0 and 1, got 1.5"),
         ("sampling.temperature=0", "sampling.temperature", "above 0 to learn from samples, got 0.0"),

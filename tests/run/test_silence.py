@@ -53,6 +53,42 @@ class Spinning(Transformers):
         return super().step()
 """
 
+ENDLESS = """
+import time
+from pathlib import Path
+
+import torch
+import rlsdk
+from rlsdk.engines.transformers import Transformers
+from rlsdk.learners.deepspeed import DeepSpeedLearner
+
+
+def spin(what):
+    while Path(__file__).with_name(what).exists():
+        pass
+
+
+@rlsdk.policy_loss("endless")
+def endless(x: rlsdk.LossInputs):
+    if torch.distributed.get_rank() == 1:
+        spin("update")
+    return -x.advantages * torch.exp(x.logprobs - x.old_logprobs)
+
+
+@rlsdk.learner("endless")
+class Learner(DeepSpeedLearner):
+    def start(self, *arguments):
+        spin("learner")
+        super().start(*arguments)
+
+
+@rlsdk.engine("endless")
+class Engine(Transformers):
+    def start(self, *arguments):
+        spin("engine")
+        super().start(*arguments)
+"""
+
 
 def part(process: subprocess.Popen[str], name: str) -> psutil.Process:
     """The process of a training whose name or title contains a text."""
@@ -116,6 +152,41 @@ def test_stopped_parts_and_a_locked_store_are_named_and_the_run_goes_on_until_it
     assert "learner-0.log" in error and "watchdog.end=12 s is the limit; the checkpoint of step" in error
     assert error.split(";")[0] in log_of(runner)
     assert "the watchdog failed" not in log_of(runner)
+
+
+def test_a_rank_whose_loss_never_ends_is_named_and_the_run_ends_and_can_be_resumed(runner: Any) -> None:
+    lab = runner.folder / "endless_lab.py"
+    lab.write_text(ENDLESS)
+    loss = "algorithm={use: grpo, kl_coef: 0.0, policy_loss: endless_lab/endless}"
+    how = ("engine=transformers", *EVAL, "watchdog.warn=1", f"plugins=[{lab}]", loss, "checkpoint.every=2")
+    process = runner.start(*how, "steps=5000", "placement.learners=2", "watchdog.learner_busy=8")
+    wait_for(lambda: step_of(runner) >= 3, 180, process)
+    family = descendants(process.pid)
+    (runner.folder / "update").touch()
+    ends(process, family)
+    (runner.folder / "update").unlink()
+    summary = runner.summary()
+    assert re.match(r"learner rank 1 \(pid \d+ on .*\) works, but has not responded, for 8 s", summary["error"])
+    assert re.search(r"the run is in update for \d+ s; its log is .*learner-1.log", summary["error"])
+    assert re.search(r"watchdog.learner_busy=8 s is the limit; the checkpoint of step \d+ is kept", summary["error"])
+    assert re.search(r'endless_lab.py", line \d+ in spin', (runner.path() / "logs" / "learner-1.log").read_text())
+    kept = max(int(each.name.removeprefix("step-")) for each in (runner.path() / "checkpoints").glob("step-*"))
+    runner.train(*how, f"steps={kept + 2}", "placement.learners=2", "--resume")
+    assert runner.metrics()[-1]["step"] == kept + 2
+
+
+@pytest.mark.parametrize(("part", "limit"), [("learner", "learner_busy"), ("engine", "busy")])
+def test_a_model_that_is_never_loaded_is_reported_and_ends_the_start(part: str, limit: str, runner: Any) -> None:
+    lab = runner.folder / "endless_lab.py"
+    lab.write_text(ENDLESS)
+    (runner.folder / part).touch()
+    process = runner.start(*HOW, f"plugins=[{lab}]", f"{part}=endless_lab/endless", f"watchdog.{limit}=6")
+    assert process.wait(180) == 1
+    error = runner.summary()["error"]
+    named = "learner rank 0" if part == "learner" else "engine 0"
+    assert re.search(rf"{named}.* works, but has not responded, for 6 s", error), error
+    assert f"watchdog.{limit}=6 s is the limit" in error
+    assert re.search(r'endless_lab.py", line \d+ in spin', (runner.path() / "logs" / f"{part}-0.log").read_text())
 
 
 def test_without_its_raylet_a_run_names_it_and_without_the_gcs_it_saves_first(runner: Any) -> None:
