@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+import operator
 import os
 import re
 import shutil
@@ -14,13 +17,17 @@ from pathlib import Path
 from types import FunctionType
 
 import pytest
+from click.testing import CliRunner
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import rlsdk
+from rlsdk.cli import root
 from rlsdk.components import component_of
 from rlsdk.errors import EXTRAS
 from rlsdk.testing.conformance import Check
 from rlsdk.testing.subject import Subject
+from tests.unit.documented import commands
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -119,6 +126,52 @@ def test_examples_of_the_documentation_run(page, tmp_path, monkeypatch):
         component = component_of(value) if isinstance(value, type | FunctionType) else None
         if component is not None:  # what `rlsdk check`, which a reader runs next, would report
             assert Check(Subject(component)).finding("options-documented").outcome == "passed", component.name
+
+
+SCRIPT = re.compile(r"^```\{\.python\}\n(?!--8<--)(.*?)^```", re.DOTALL | re.MULTILINE)
+"""Code that needs a model, a server or the whole stack; scripts included from a file have tests of their own."""
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if SCRIPT.search(PAGES[page])])
+def test_scripts_of_the_documentation_use_names_that_exist(page):
+    for code in SCRIPT.findall(PAGES[page]):
+        tree = ast.parse(code)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module.partition(".")[0] == "rlsdk":
+                module = importlib.import_module(node.module)
+                assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
+            path = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+            if re.fullmatch(r"rlsdk(\.\w+)+", path):
+                operator.attrgetter(path.removeprefix("rlsdk."))(rlsdk)
+
+
+TRIED = ("check", "score")
+"""Commands that need neither a model nor Ray."""
+
+
+@pytest.mark.parametrize(
+    ("page", "count"),
+    [
+        ("docs/howto/reward.md", 2),
+        ("docs/howto/foreign_reward.md", 1),
+        ("docs/howto/write_algorithm.md", 1),
+        ("docs/howto/tools.md", 2),
+        ("docs/howto/train.md", 1),
+    ],
+)
+def test_the_files_of_a_page_pass_the_checks_that_it_shows(page, count, tmp_path, monkeypatch):
+    """Blocks with a title are files; the others are the one that the page says to save."""
+    monkeypatch.chdir(tmp_path)
+    for name, code in re.findall(r'^```\w+ title="(.*?)"\n(.*?)^```', PAGES[page], re.DOTALL | re.MULTILINE):
+        Path(name).write_text(code)
+    for name in re.findall(r"Save (?:it|your functions) as `(\w+\.py)`", PAGES[page]):
+        Path(name).write_text(python_in(page))
+    shown = [command for command in commands(ROOT / page) if command.words[0] in TRIED and len(command.words) > 1]
+    tried = [command for command in shown if not command.mentioned and Path(command.words[1].split(":")[0]).exists()]
+    assert len(tried) == count
+    for command in tried:
+        ran = CliRunner().invoke(root, command.words)
+        assert ran.exit_code == 0, f"{command}\n{ran.output}"
 
 
 def test_the_plugin_of_the_documentation_installs_and_loads(tmp_path):

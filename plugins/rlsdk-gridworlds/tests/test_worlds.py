@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import zlib
@@ -267,3 +268,12 @@ def test_unknown_render_modes_are_refused():
 def test_it_conforms(component: Component, installed):
     for finding in check_component(component):
         assert finding.outcome == "passed", str(finding.fault or finding.reason)
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_example_of_the_readme_runs():
+    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    defined = {}
+    exec(code, defined)
+    assert defined["step"].metrics["num_actions"] == 1
