@@ -24,8 +24,11 @@ ROOT = Path(__file__).resolve().parent.parent
 TORCH = "torch==2.13.0"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 RARELY_IMPORTED = (
-    r"[/\\]tests?[/\\]|[/\\]transformers[/\\]models[/\\](?!auto|llama|qwen)|[/\\]ray[/\\](data|llm|rllib|serve|train|tune)[/\\]"
-    r"|[/\\](anthropic|cfnlint|databricks|fontTools|graphql|moto|mypy|mypyc|numba|openai|selenium|sentry_sdk|supervisor)[/\\]"
+    r"[/\\](tests?|benchmarks)[/\\]|[/\\]transformers[/\\]models[/\\](?!auto|llama|qwen)"
+    r"|[/\\]ray[/\\](data|llm|rllib|serve|train|tune)[/\\]|[/\\]vllm[/\\](model_executor[/\\])?models[/\\]"
+    r"|[/\\](kv_connector|pygments[/\\]lexers|sqlalchemy[/\\]testing|sympy[/\\]physics|torch[/\\](testing|_vendor))[/\\]"
+    r"|[/\\](anthropic|cfnlint|databricks|dns|fontTools|graphql|moto|mypy|mypyc|numba|openai|pip|selenium|sentry_sdk"
+    r"|setuptools|supervisor|torchgen|trio)[/\\]"
 )
 """Regular expression of the paths of modules that are compiled when they are imported first."""
 UV_VARIABLES = {

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import importlib.metadata
 import importlib.util
 import os
 import sys
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -17,7 +16,7 @@ import attrs
 
 from rlsdk.errors import ValueFault, described
 from rlsdk.options import nearest
-from rlsdk.plugins.guard import imported
+from rlsdk.plugins.guard import import_module, imported
 
 GROUP = "rlsdk.v1"
 CORE = "core"
@@ -129,6 +128,7 @@ def misspelt_group(name: str) -> str:
     return ""
 
 
+@cache
 def version() -> str:
     """Return the installed version of rlsdk."""
     try:
@@ -191,8 +191,7 @@ def _offered(holder: Any, name: str) -> str:
 
 def _from_package(name: str) -> ModuleType:
     try:
-        with imported(f"module {name}"):
-            return importlib.import_module(name)
+        return import_module(name, f"module {name}")
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # also SystemExit, or the panic of a library in Rust

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import logging
 import os
@@ -9,7 +10,8 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from types import ModuleType
 from typing import NoReturn
 
 from rlsdk.errors import place_in, place_of
@@ -18,8 +20,14 @@ from rlsdk.isolation.process_settings import WORKING_FOLDER, settings_kept, told
 log = logging.getLogger(__name__)
 SLOW_SECONDS = 20.0
 """Seconds after which an import that is still running is reported."""
-_IMPORTERS = ("rlsdk.plugins.manager", "rlsdk.plugins.discovery", "rlsdk.cli.lazy")
+_IMPORTERS = (__name__, "rlsdk.plugins.manager", "rlsdk.plugins.discovery", "rlsdk.cli.lazy")
 """Modules that import plugins."""
+
+
+def import_module(name: str, what: str) -> ModuleType:
+    """Import a module of a plugin, within `imported` if its code has yet to run."""
+    with nullcontext() if name in sys.modules else imported(what):
+        return importlib.import_module(name)
 
 
 @contextmanager

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
-import importlib.util
+import functools
 import inspect
 import re
 import sys
@@ -128,7 +127,7 @@ class Plugins(pluggy.PluginManager):
         """Return a plugin's components, of one kind or of all, importing modules as needed."""
         plugin = self.activate(plugin)
         for each in [kind] if kind else KINDS:
-            self._once(plugin, each, partial(self._import_kind, plugin, each))
+            self._import_kind(plugin, each)
         return {k: c for k, c in self._components[plugin].items() if kind in (None, k[0])}
 
     def hooks(self, plugin: str) -> list[str]:
@@ -146,21 +145,20 @@ class Plugins(pluggy.PluginManager):
         check_kind(kind)
         if not isinstance(name, str):
             raise UnknownComponentError(f"{kind}: expected a name, or a marked object in its place; got {name!r}")
-        file = PurePath(name)
-        if kind == "tasks" and file.suffix in (".jsonl", ".parquet"):
-            use = file.suffix.removeprefix(".")
+        if kind == "tasks" and name.endswith((".jsonl", ".parquet")):
+            use = name.rpartition(".")[2]
             raise UnknownComponentError(f"{name!r} is a file; write {{use: {use}, path: {name}}}")
-        if file.suffix == ".py":
+        if name.endswith(".py"):
             raise UnknownComponentError(
                 f"{name!r} is a file; load it with --plugin {name} (in a configuration: plugins: [{name}]), "
-                f"and name its component: {file.stem}/NAME"
+                f"and name its component: {PurePath(name).stem}/NAME"
             )
         plugin, _, bare = name.rpartition("/")
         plugin = self.activate(plugin or CORE)
-        found = self.components(plugin, kind)
-        if (kind, bare) not in found:
-            raise UnknownComponentError(self._unknown_component(kind, name, [n for _, n in found], plugin))
-        return self._entry(plugin), found[kind, bare]
+        self._import_kind(plugin, kind)
+        if (kind, bare) not in self._components[plugin]:
+            raise UnknownComponentError(self._unknown_component(kind, name, self.names(kind, plugin), plugin))
+        return self._entry(plugin), self._components[plugin][kind, bare]
 
     def reference(self, kind: Kind, name: Any, options: Mapping[str, Any] | None = None) -> ComponentRef:
         """Create a reference for workers to resolve the same component; `name` may be a marked object."""
@@ -390,9 +388,12 @@ class Plugins(pluggy.PluginManager):
     def _import(self, entry: PluginEntry) -> None:
         what = f"plugin {entry.name!r} ({entry.origin})"
         try:
-            with guard.imported(what):
-                module = self._load_file(entry.name) if entry.file else importlib.import_module(entry.module)
-                table = dict(vars(module).get("MODULES", {}))
+            if entry.file:
+                with guard.imported(what):
+                    module = self._load_file(entry.name)
+            else:
+                module = guard.import_module(entry.module, what)
+            table = dict(vars(module).get("MODULES", {}))
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # also SystemExit, or the panic of a library in Rust
@@ -410,16 +411,21 @@ class Plugins(pluggy.PluginManager):
 
     def _import_kind(self, plugin: str, kind: Kind) -> None:
         """Import the modules that the plugin's table `MODULES` lists for `kind`, once."""
-        for name in self._tables[plugin].pop(kind, ()):
+        modules = self._tables[plugin].pop(kind, ())
+        self._once(plugin, kind, partial(self._import_modules, plugin, modules))
+
+    def _import_modules(self, plugin: str, modules: Iterable[str]) -> None:
+        for name in modules:
             what = f"plugin {plugin!r}: module {name}"
             try:
-                with guard.imported(what) if name not in sys.modules else contextlib.nullcontext():
-                    module = importlib.import_module(name)
+                module = guard.import_module(name, what)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # also SystemExit, or the panic of a library in Rust
                 raise PluginError(f"{what} fails to import: {described(error)}") from error
-            if not self.is_registered(module):  # one module may serve several kinds
+            if plugin == CORE:
+                self._components[CORE].update(_built_in(module))
+            elif not self.is_registered(module):  # one module may serve several kinds
                 self._register(module, f"{plugin}:{name}", plugin)
 
     def _register(self, module: types.ModuleType, name: str, plugin: str) -> None:
@@ -476,6 +482,13 @@ class Plugins(pluggy.PluginManager):
             raise PluginError(
                 f"plugin {plugin!r} declares {owned.kind} {owned.name!r} twice: {both}; rename one of them"
             )
+
+
+@functools.cache
+def _built_in(module: types.ModuleType) -> Mapping[tuple[Kind, str], Component]:
+    """Return the components of a built-in module, read once per process: it has no hooks, and tests check its marks."""
+    marks = [mark for mark in map(own_mark, vars(module).values()) if mark is not None]
+    return {(mark.kind, mark.name): mark for mark in marks if package(mark.obj.__module__) == package(module.__name__)}
 
 
 def _arguments_of_hook(error: pluggy.PluginValidationError) -> str:

@@ -320,6 +320,13 @@ def test_one_module_may_serve_several_kinds(site):
     assert set(plugins.components("lab")) == {("kl", "k"), ("stop", "s")}
 
 
+def test_built_in_modules_pass_the_checks_of_other_plugins(site):
+    site.install("lab", {"lab.py": "from rlsdk.builtins import MODULES"}, plugins={"lab": "lab"})
+    plugins = Plugins()
+    assert plugins.components("lab") == plugins.components("core")
+    assert plugins.hooks("lab") == []
+
+
 # --- single files
 
 
