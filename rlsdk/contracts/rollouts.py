@@ -208,7 +208,10 @@ class RolloutSummary:
 
 
 class WeightSender(Protocol):
-    """Interface through which engines get a learner's weights; called from threads."""
+    """Interface through which engines get a learner's weights; called from threads.
+
+    A sender that is `StreamsToEngines` may stream them instead.
+    """
 
     def weights(self, version: int) -> Any:
         """Return an `ObjectRef` of the weights."""

@@ -16,11 +16,12 @@ import numpy as np
 
 from rlsdk.cluster.actors import ActorFailures, cause_of, described, died, kill
 from rlsdk.cluster.nodes import HAND_BACK_SECONDS, DrainingNode, on_draining
+from rlsdk.contracts.rollouts import WeightSender
 from rlsdk.engines.actor import STEP
 from rlsdk.engines.canary import Canary, describe_checksums
 from rlsdk.engines.client import EngineRoutes
 from rlsdk.engines.starting import until_ready
-from rlsdk.engines.weight_sync import LoadedWeights, WeightSource, deliver, deliver_late, received_checksums
+from rlsdk.engines.weight_sync import LoadedWeights, deliver, deliver_late, received_checksums
 from rlsdk.errors import CanaryError, EngineError, LearnerError, TransferError
 from rlsdk.plurals import counted
 
@@ -190,7 +191,7 @@ class EngineGroup:
         seeds = _seeds([seed, step], len(self._counters))
         await asyncio.gather(*(self.call(rank, "reseed", seeds[rank]) for rank in list(self._actors)))
 
-    async def publish(self, learner: WeightSource, version: int, canary: Canary, *, updated: bool) -> float:
+    async def publish(self, learner: WeightSender, version: int, canary: Canary, *, updated: bool) -> float:
         """Send the learner's weights to the engines and compare; return the canary's gap in nats (0 without engines).
 
         Args:

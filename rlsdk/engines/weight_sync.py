@@ -12,29 +12,11 @@ import numpy as np
 
 from rlsdk.cluster.actors import cause_of
 from rlsdk.contracts import FreesDevice, StreamsToEngines
+from rlsdk.contracts.rollouts import WeightSender
 from rlsdk.engines.canary import Canary
 from rlsdk.errors import CanaryError, TransferError
 
 log = logging.getLogger(__name__)
-
-
-class WeightSource(Protocol):
-    """Source of the weights that engines load, such as `learners.group.LearnerGroup`; called from threads.
-
-    A source that is `StreamsToEngines` may stream them instead.
-    """
-
-    def weights(self, version: int) -> Any:
-        """Return an `ObjectRef` of the weights."""
-        ...
-
-    def canary(self, token_ids: np.ndarray) -> np.ndarray:
-        """Return the logprob of each token given those before it, under these weights, float32 `[k - 1]`."""
-        ...
-
-    def checksums(self) -> dict[str, str]:
-        """Return the CRC-32 of each tensor of the weights."""
-        ...
 
 
 class CallsEngines(Protocol):
@@ -65,7 +47,7 @@ class LoadedWeights:
         weights: `ObjectRef` of the weights; None if they were streamed.
     """
 
-    learner: WeightSource
+    learner: WeightSender
     canary: Canary
     version: int
     weights: Any = None
@@ -87,7 +69,7 @@ class SyncResult:
 
 
 async def deliver(
-    engines: CallsEngines, learner: WeightSource, version: int, ids: np.ndarray, wake: bool
+    engines: CallsEngines, learner: WeightSender, version: int, ids: np.ndarray, wake: bool
 ) -> SyncResult:
     """Load the learner's weights into all engines.
 
@@ -124,13 +106,13 @@ async def deliver(
     return found
 
 
-async def _wake_weights(engines: CallsEngines, learner: WeightSource) -> None:
+async def _wake_weights(engines: CallsEngines, learner: WeightSender) -> None:
     """Let engines take back the memory of their weights on GPUs that they share with the learner."""
     await _free_device(learner)
     await engines.all("wake_weights")
 
 
-async def _free_device(learner: WeightSource) -> None:
+async def _free_device(learner: WeightSender) -> None:
     if isinstance(learner, FreesDevice):
         await asyncio.to_thread(learner.sleep)
 
@@ -203,7 +185,7 @@ async def _copy(loaded: LoadedWeights, rank: int, actor: Any, engines: CallsEngi
 
 
 async def received_checksums(
-    engines: CallsEngines, learner: WeightSource, weights: Any, ids: np.ndarray
+    engines: CallsEngines, learner: WeightSender, weights: Any, ids: np.ndarray
 ) -> dict[str, str]:
     """Return the CRC-32 of each tensor as an engine receives it, which sends a stream again."""
     rank = min(engines.ranks)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import attrs
@@ -19,7 +18,7 @@ from rlsdk.learners.estimate import RankMemory, count_parameters
 from rlsdk.learners.options import LearnerOptions
 from rlsdk.learners.ranks import environment
 from rlsdk.learners.reference import MovingReference
-from rlsdk.learners.zero import DeepSpeedConfig, Offload, ShardedReference, Trained, divided_while_loaded
+from rlsdk.learners.zero import DeepSpeedConfig, ShardedReference, Trained, divided_while_loaded
 from rlsdk.marks import learner
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ class DeepSpeedOptions(LearnerOptions):
     takes_optimizers: ClassVar[bool] = True
 
     zero_stage: Literal[0, 1, 2, 3] = 1
-    offload: Offload = "none"
+    offload: Literal["none", "optimizer", "all"] = "none"
     sequence_parallel: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     compile: bool = False
 
@@ -261,7 +260,7 @@ class DeepSpeedLearner(DeepSpeedOptions, TransformersLearner):
 
     def loading(self, model: Model) -> AbstractContextManager[None]:
         """Make ZeRO-3 shard a model tensor by tensor while it is loaded."""
-        return divided_while_loaded(self._config(model, 0.0)) if self.zero_stage == 3 else nullcontext()
+        return divided_while_loaded(DeepSpeedConfig(self, model)) if self.zero_stage == 3 else nullcontext()
 
     def prepare(self, module: Any) -> None:
         """Compile a module if the options say so."""
@@ -278,9 +277,7 @@ class DeepSpeedLearner(DeepSpeedOptions, TransformersLearner):
         """Wrap a module in a DeepSpeed engine."""
         if self.needs_whole_tensors and model.dtype == "bfloat16":
             raise LearnerError(self._flattened)
-        config, ranks = self._config(model, rate.peak), self.place.world_size
-        undecayed = self.undecayed(module)
-        return Trained(module, config, rate, ranks, role=role, skip_limit=self.skip_limit, undecayed=undecayed)
+        return Trained(module, DeepSpeedConfig(self, model, rate.peak), rate, role=role)
 
     def freeze(self, module: Any, model: Model) -> Any:
         """Move a module to its device, or let ZeRO-3 shard it."""
@@ -288,7 +285,7 @@ class DeepSpeedLearner(DeepSpeedOptions, TransformersLearner):
             return module.to(self.place.device)
         import deepspeed
 
-        return deepspeed.initialize(model=module, config=self._config(model, 0.0).inference)[0]
+        return deepspeed.initialize(model=module, config=DeepSpeedConfig(self, model).inference)[0]
 
     def frozen_tensors(self, module: Any) -> Iterable[Tensor]:
         """Return the parameters of a module, or this rank's shards of them under ZeRO-3."""
@@ -302,20 +299,6 @@ class DeepSpeedLearner(DeepSpeedOptions, TransformersLearner):
         if self.zero_stage < 3:
             return MovingReference(weights, mix, sharded=False)
         return ShardedReference(inner, weights, mix)
-
-    def _config(self, model: Model, lr: float) -> DeepSpeedConfig:
-        return DeepSpeedConfig(
-            lr=lr,
-            betas=self.betas,
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-            grad_clip=self.grad_clip,
-            stage=1 if model.dtype == "bfloat16" and self.zero_stage == 0 else self.zero_stage,
-            offload=self.offload,
-            dtype=model.dtype,
-            device=self.place.device,
-            make_optimizer=None if self.uses_adamw else partial(self.make_optimizer, lr=lr),
-        )
 
     @property
     def facts(self) -> Mapping[str, Any]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from rlsdk.contracts import Model
 from rlsdk.errors import CheckpointError
 from rlsdk.learners.reference import MovingReference
 from rlsdk.learners.statefile import read_pickled, read_state, write_state
@@ -18,44 +19,38 @@ from rlsdk.learners.trained import LearningRate, PhaseTimer, TrainedModule, Want
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-    from torch.optim import Optimizer
 
-Offload = Literal["none", "optimizer", "all"]
+    from rlsdk.learners.deepspeed import DeepSpeedLearner
+
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
 """Parameter numbers of glibc's `mallopt`."""
 _GREATEST_THRESHOLD = 32 * 2**20
 """Threshold that glibc reaches on its own after large tensors were freed; mapping every tensor would be slow."""
 _DERIVED = ("loss_scaler", "param_slice_mappings")
 """Entries of an optimiser's state that hold DeepSpeed objects; a new engine creates the same ones."""
+_COUNTERS = ("global_steps", "global_samples", "skipped_steps")
+"""Counters of a DeepSpeed engine that a checkpoint holds."""
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class DeepSpeedConfig:
-    """Settings for training a module with DeepSpeed; see the learner's options of the same names.
+    """Configurations of DeepSpeed for a module.
 
     Attributes:
-        lr: Peak learning rate.
-        betas: Betas of AdamW.
-        eps: Epsilon of AdamW.
-        weight_decay: Weight decay of AdamW.
-        grad_clip: Maximum gradient norm; 0 disables clipping.
-        stage: ZeRO stage.
-        offload: State kept in main memory.
-        dtype: float32 or bfloat16.
-        device: cpu or cuda.
-        make_optimizer: Creates the optimiser of parameter groups; None for AdamW, created by DeepSpeed.
+        learner: The learner, for its options and device.
+        model: Model that the module is loaded from, in float32 or bfloat16.
+        lr: Peak learning rate; 0 for a module that is not trained.
     """
 
-    lr: float
-    betas: tuple[float, float]
-    eps: float
-    weight_decay: float
-    grad_clip: float
-    stage: int
-    offload: Offload
-    dtype: str
-    device: str
-    make_optimizer: Callable[[list[dict[str, Any]]], Optimizer] | None = None
+    learner: DeepSpeedLearner
+    model: Model
+    lr: float = 0.0
+
+    @property
+    def stage(self) -> int:
+        """ZeRO stage."""
+        stage = self.learner.zero_stage
+        return 1 if self.model.dtype == "bfloat16" and stage == 0 else stage
 
     @property
     def deepspeed(self) -> dict[str, Any]:
@@ -68,9 +63,9 @@ class DeepSpeedConfig:
                 "type": "AdamW",
                 "params": {
                     "lr": self.lr,
-                    "betas": list(self.betas),
-                    "eps": self.eps,
-                    "weight_decay": self.weight_decay,
+                    "betas": list(self.learner.betas),
+                    "eps": self.learner.eps,
+                    "weight_decay": self.learner.weight_decay,
                     # torch's fused AdamW needs no compiler; DeepSpeed's would compile an extension.
                     "torch_adam": True,
                     "fused": True,
@@ -78,13 +73,13 @@ class DeepSpeedConfig:
             },
             "zero_optimization": self._zero,
             # Without ZeRO, DeepSpeed clips but does not return the norm; `TrainedModule.follow` does both.
-            "gradient_clipping": self.grad_clip if self.stage else 0.0,
+            "gradient_clipping": self.learner.grad_clip if self.stage else 0.0,
             "zero_force_ds_cpu_optimizer": False,
         }
-        if self.make_optimizer is not None:
+        if not self.learner.uses_adamw:
             del config["optimizer"]
             config["zero_allow_untested_optimizer"] = True
-        if self.dtype == "bfloat16":
+        if self.model.dtype == "bfloat16":
             # bfloat16 would lose precision in sums over micro-batches and ranks.
             # An update with a non-finite gradient is skipped in bfloat16 as well.
             config |= {"bf16": {"enabled": True, "check_grad_overflow": True}, "communication_data_type": "fp32"}
@@ -95,15 +90,15 @@ class DeepSpeedConfig:
     def inference(self) -> dict[str, Any]:
         """DeepSpeed's configuration for a frozen module that is sharded across ranks."""
         found = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": self._zero}
-        return found | ({"bf16": {"enabled": True}} if self.dtype == "bfloat16" else {})
+        return found | ({"bf16": {"enabled": True}} if self.model.dtype == "bfloat16" else {})
 
     @property
     def _zero(self) -> dict[str, Any]:
-        device = {"device": "cpu", "pin_memory": self.device == "cuda"}
-        zero: dict[str, Any] = {"stage": self.stage, "overlap_comm": self.device == "cuda"}
-        if self.offload != "none":
+        device = {"device": "cpu", "pin_memory": self.learner.place.device == "cuda"}
+        zero: dict[str, Any] = {"stage": self.stage, "overlap_comm": self.learner.place.device == "cuda"}
+        if self.learner.offload != "none":
             zero["offload_optimizer"] = device
-        if self.offload == "all":
+        if self.learner.offload == "all":
             zero["offload_param"] = device
         return zero
 
@@ -111,20 +106,11 @@ class DeepSpeedConfig:
 class Trained(TrainedModule):
     """A module trained by DeepSpeed."""
 
-    def __init__(
-        self,
-        module: nn.Module,
-        config: DeepSpeedConfig,
-        rate: LearningRate,
-        world: int,
-        *,
-        role: str,
-        skip_limit: int,
-        undecayed: Collection[str] = (),
-    ) -> None:
+    def __init__(self, module: nn.Module, config: DeepSpeedConfig, rate: LearningRate, *, role: str) -> None:
         import deepspeed
 
-        super().__init__(rate, role=role, skip_limit=skip_limit)
+        super().__init__(rate, role=role, skip_limit=config.learner.skip_limit)
+        undecayed = config.learner.undecayed(module)
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         names = [[n for n in trained if n not in undecayed], [n for n in trained if n in undecayed]]
         groups: list[dict[str, Any]] = [
@@ -132,12 +118,12 @@ class Trained(TrainedModule):
             for part, more in zip(names, ({}, {"weight_decay": 0.0}), strict=True)
         ]
         given: dict[str, Any] = {}
-        if config.make_optimizer is not None:
+        if not config.learner.uses_adamw:
             groups = [{**group, "param_names": part} for group, part in zip(groups, names, strict=True)]
-            given["optimizer"] = config.make_optimizer
+            given["optimizer"] = partial(config.learner.make_optimizer, lr=config.lr)
         given["model_parameters"] = [group for group in groups if group["params"]]  # DeepSpeed refuses an empty one
         self.engine = deepspeed.initialize(model=module, config=config.deepspeed, **given)[0]
-        self._config, self._world = config, world
+        self._config, self._world = config, config.learner.place.world_size
 
     @property
     def module(self) -> Any:
@@ -164,7 +150,7 @@ class Trained(TrainedModule):
         """Reason why the gradient of an optimiser step cannot be dropped and recomputed; empty if it can."""
         if self._world > 1:
             return "other ranks wait for this one, so it cannot restart"
-        if self._config.stage == 3 or self._config.offload != "none":
+        if self._config.stage == 3 or self._config.learner.offload != "none":
             return "with zero_stage 3 or offload a step cannot restart"
         return ""
 
@@ -195,7 +181,7 @@ class Trained(TrainedModule):
         for group in self.engine.optimizer.param_groups:
             group["lr"] = self.lr
         if self._config.stage == 0:
-            clip = self._config.grad_clip or math.inf
+            clip = self._config.learner.grad_clip or math.inf
             norm = float(torch.nn.utils.clip_grad_norm_(self.engine.module.parameters(), clip))
             if math.isfinite(norm):
                 self.engine.step()
@@ -211,18 +197,15 @@ class Trained(TrainedModule):
         """Write this rank's part of the state as safetensors, for `read`; a collective. See `TrainedModule.save`."""
         engine, optimizer = self.engine, self.engine.optimizer
         folder.mkdir(parents=True, exist_ok=True)
-        if hasattr(optimizer, "checkpoint_event_prologue"):
-            optimizer.checkpoint_event_prologue()
-        if rank == self._source(rank, 3):
-            module = engine.module_state_dict(exclude_frozen_parameters=not frozen)
-            counts = {name: getattr(engine, name) for name in ("global_steps", "global_samples", "skipped_steps")}
-            run = {**self.progress, **state}
-            write_state(folder / f"model-{rank}.safetensors", {"module": module, "engine": counts, "run": run})
-        if rank == self._source(rank, 1):
-            kept = {name: value for name, value in optimizer.state_dict().items() if name not in _DERIVED}
-            write_state(folder / f"optimizer-{rank}.safetensors", kept)
-        if hasattr(optimizer, "checkpoint_event_epilogue"):
-            optimizer.checkpoint_event_epilogue()
+        with _checkpoint_event(optimizer):
+            if rank == self._source(rank, 3):
+                module = engine.module_state_dict(exclude_frozen_parameters=not frozen)
+                counts = {name: getattr(engine, name) for name in _COUNTERS}
+                run = {**self.progress, **state}
+                write_state(folder / f"model-{rank}.safetensors", {"module": module, "engine": counts, "run": run})
+            if rank == self._source(rank, 1):
+                kept = {name: value for name, value in optimizer.state_dict().items() if name not in _DERIVED}
+                write_state(folder / f"optimizer-{rank}.safetensors", kept)
 
     def read(self, folder: Path, rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Read what `save` wrote, or the pickles of rlsdk 0.1 without executing their contents.
@@ -240,7 +223,7 @@ class Trained(TrainedModule):
         if (folder / "model-0.safetensors").is_file():
             model = read_state(folder / f"model-{self._source(rank, 3)}.safetensors")
             return model, read_state(folder / f"optimizer-{self._source(rank, 1)}.safetensors")
-        return read_pickled(folder, rank, stage=self._config.stage, dtype=self._config.dtype)
+        return read_pickled(folder, rank, stage=self._config.stage, dtype=self._config.model.dtype)
 
     def restore(self, model: Mapping[str, Any], saved: dict[str, Any], rank: int, *, strict: bool) -> dict[str, Any]:
         """Resume from what `read` returned; a collective. See `TrainedModule.restore`.
@@ -250,22 +233,19 @@ class Trained(TrainedModule):
         """
         engine, optimizer = self.engine, self.engine.optimizer
         try:
-            if hasattr(optimizer, "checkpoint_event_prologue"):
-                optimizer.checkpoint_event_prologue()
-            engine.load_module_state_dict({"module": model["module"]}, strict=strict)
-            if self._config.stage:
-                if hasattr(optimizer, "loss_scaler"):
-                    saved["loss_scaler"] = optimizer.loss_scaler
-                # DeepSpeed does not read the states of other ranks.
-                states: list[Any] = [None] * self._world
-                states[rank] = saved
-                full = engine.zero_load_from_fp32_weights()
-                optimizer.load_state_dict(state_dict_list=states, load_from_fp32_weights=full)
-            else:
-                optimizer.load_state_dict(saved)
-            if hasattr(optimizer, "checkpoint_event_epilogue"):
-                optimizer.checkpoint_event_epilogue()
-            for name in ("global_steps", "global_samples", "skipped_steps"):
+            with _checkpoint_event(optimizer):
+                engine.load_module_state_dict({"module": model["module"]}, strict=strict)
+                if self._config.stage:
+                    if hasattr(optimizer, "loss_scaler"):
+                        saved["loss_scaler"] = optimizer.loss_scaler
+                    # DeepSpeed does not read the states of other ranks.
+                    states: list[Any] = [None] * self._world
+                    states[rank] = saved
+                    full = engine.zero_load_from_fp32_weights()
+                    optimizer.load_state_dict(state_dict_list=states, load_from_fp32_weights=full)
+                else:
+                    optimizer.load_state_dict(saved)
+            for name in _COUNTERS:
                 setattr(engine, name, int(model["engine"][name]))
             state: dict[str, Any] = model["run"]
             self.set_progress(state)
@@ -313,6 +293,17 @@ class Trained(TrainedModule):
     def close(self) -> None:
         """Free DeepSpeed's engine."""
         self.engine.destroy()
+
+
+@contextmanager
+def _checkpoint_event(optimizer: Any) -> Iterator[None]:
+    """Tell an optimiser of ZeRO that its state is saved or loaded in the block."""
+    announced = hasattr(optimizer, "checkpoint_event_prologue")  # torch's own optimisers have no such method
+    if announced:
+        optimizer.checkpoint_event_prologue()
+    yield
+    if announced:
+        optimizer.checkpoint_event_epilogue()
 
 
 class ShardedReference(MovingReference):
@@ -390,13 +381,12 @@ def full_tensors(
     for name, tensor in module.state_dict(keep_vars=True).items():
         if wanted is not None and not wanted(name):
             continue
-        split = hasattr(tensor, "ds_id")
-        if not split:
+        if not hasattr(tensor, "ds_id"):
             found[name] = tensor.detach()
-        elif id(tensor) not in copies:
+            continue
+        if id(tensor) not in copies:
             with deepspeed.zero.GatheredParameters([tensor]):
                 whole = tensor.detach()
                 copies[id(tensor)] = whole.to("cpu" if host else whole.device, copy=True) if keep else whole
-        if split:
-            found[name] = copies[id(tensor)]
+        found[name] = copies[id(tensor)]
     return found if keep else {}
