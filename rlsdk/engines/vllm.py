@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import attrs
 import numpy as np
 
-from rlsdk.contracts import ActorSpec, Adapter, Completion, Finish, MemoryUse, Model, Request, Sampled, Weights
+from rlsdk.contracts import ActorSpec, Adapter, Completion, Finish, Model, Request, Sampled, Weights
 from rlsdk.conversion import trained_shapes
 from rlsdk.engines import vllm_arguments
 from rlsdk.engines.checks import (
@@ -26,21 +24,13 @@ from rlsdk.engines.checks import (
 )
 from rlsdk.engines.continuation import Continuation
 from rlsdk.engines.copying import copy_parts, held_parts, layout_of
-from rlsdk.engines.memory import vllm_memory
-from rlsdk.engines.pretrained import end_ids, open_tokenizer, positions
-from rlsdk.engines.vllm_arguments import OWNED, engine_arguments, prompt_with_images
-from rlsdk.engines.vllm_model import (
-    adapter_faults,
-    image_faults,
-    import_architectures,
-    model_faults,
-    parallel_faults,
-    routing_faults,
-)
+from rlsdk.engines.pretrained import end_ids, open_tokenizer
+from rlsdk.engines.vllm_arguments import engine_arguments, prompt_with_images
+from rlsdk.engines.vllm_model import import_architectures
+from rlsdk.engines.vllm_options import VllmOptions
 from rlsdk.engines.vllm_worker import share
-from rlsdk.errors import EngineError, OptionError, ValueFault
+from rlsdk.errors import EngineError, ValueFault
 from rlsdk.isolation.scratch import scratch_folder
-from rlsdk.limits import Count, above, at_most
 from rlsdk.marks import engine
 from rlsdk.seeds import mix
 from rlsdk.vision import Vision
@@ -52,7 +42,7 @@ _FINISH: tuple[Finish, Finish, Finish] = ("stop", "length", "abort")
 
 @engine("vllm")
 @attrs.define(kw_only=True, eq=False, slots=False)
-class Vllm:
+class Vllm(VllmOptions):
     """Generate with vLLM.
 
     On a CPU or a single GPU, vLLM runs in the actor's process, which drives each step. Weights are replaced between
@@ -64,24 +54,9 @@ class Vllm:
 
     The CUDA path (kernels, NCCL, sleep and wake) has never been run; tensor parallelism has been run on CPUs.
 
-    Attributes:
-        tensor_parallel_size: Number of GPUs, or of processes on a CPU, that share the layers of one model.
-        kv_cache_gib: Memory for the KV cache on a CPU, in GiB, per tensor-parallel process.
-        gpu_memory_utilization: Share of GPU memory that vLLM may use for weights and KV cache.
-        max_num_seqs: Maximum number of sequences that run at once; the rest wait.
-        max_num_batched_tokens: Maximum number of tokens per step, prompts included; longer prompts are read in chunks.
-        enforce_eager: Disable compilation and CUDA graphs. Default: true on a CPU, where compilation takes half a
-            minute and saves a small model about 5 % of its time, and false on a GPU.
-        args: Additional fields of vLLM's `EngineArgs`.
+    Its options are those of `VllmOptions`.
     """
 
-    tensor_parallel_size: Count = 1
-    kv_cache_gib: Count = 1
-    gpu_memory_utilization: Annotated[float, above(0), at_most(1)] = 0.85
-    max_num_seqs: Count = 256
-    max_num_batched_tokens: Count = 8192
-    enforce_eager: bool | None = None
-    args: Mapping[str, Any] = attrs.field(factory=dict)
     loads_tensors: ClassVar[bool] = True
 
     _llm: Any = attrs.field(init=False, default=None)
@@ -94,65 +69,12 @@ class Vllm:
     _asleep: bool = attrs.field(init=False, default=False)
     _weights_asleep: bool = attrs.field(init=False, default=False)
     _discarded: bool = attrs.field(init=False, default=False)
-    _adapter: Any = attrs.field(init=False, default=None)
     _serial: int = attrs.field(init=False, default=0)
     _returns_routing: bool = attrs.field(init=False, default=False)
     _vision: Vision | None = attrs.field(init=False, default=None)
     _running: dict[str, Continuation] = attrs.field(init=False, factory=dict)
     _ready: list[Completion] = attrs.field(init=False, factory=list)
     _canaries: dict[str, Any] = attrs.field(init=False, factory=dict)
-
-    def __attrs_post_init__(self) -> None:
-        own = {field.name: f"engine.{field.name}" for field in attrs.fields(type(self)) if field.init}
-        taken = {name: owner for name, owner in {**own, **OWNED}.items() if name in self.args}
-        faults = [(f"args.{name}", f"is set by {owner}; remove it from args") for name, owner in taken.items()]
-        if self.args.get("pipeline_parallel_size", 1) != 1:
-            # A pipeline runs several batches at once, so a token could be tagged with the wrong weight version.
-            text = "rlsdk runs one batch at a time, but a pipeline runs several; set engine.tensor_parallel_size"
-            faults.append(("args.pipeline_parallel_size", text))
-        if faults:
-            raise OptionError("engine 'vllm'", faults)
-
-    @property
-    def gpus(self) -> int:
-        """Number of GPUs that one engine uses."""
-        return self.tensor_parallel_size
-
-    def longest(self, model: Any) -> float:
-        """Return the maximum sequence length in tokens; see `LimitsLength`."""
-        overridden = "hf_overrides" in self.args or os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
-        return math.inf if overridden else positions(model.config.get_text_config())
-
-    def generation_memory(
-        self, model: Model, net: Any, place: ActorSpec, device_bytes: int | None
-    ) -> Sequence[MemoryUse]:
-        """Estimate the peak memory of an engine; see `EstimatesGeneration`."""
-        room, adapter = int(self.gpu_memory_utilization * (device_bytes or 0)), self._adapter is not None
-        return vllm_memory(
-            model, net, place, kv_cache_gib=self.kv_cache_gib, gpus=self.gpus, room=room, adapter=adapter
-        )
-
-    def environment(self, place: ActorSpec) -> Mapping[str, str]:
-        """Return the environment variables to set before the actor's process imports anything."""
-        workers = self.tensor_parallel_size
-        each = attrs.evolve(place, threads=max(1, place.threads // workers), world_size=place.world_size * workers)
-        found = each.environment() | {
-            "VLLM_NO_USAGE_STATS": "1",
-            # Keep the scheduler in this process, so that canary requests can go first.
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        }
-        if place.cache:
-            found["VLLM_CACHE_ROOT"] = str(Path(place.cache) / "vllm")
-        if place.device == "cpu":
-            found |= {
-                # vLLM would pin each engine to the same cores.
-                "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-                "VLLM_CPU_KVCACHE_SPACE": str(self.kv_cache_gib),
-            }
-            if self.enforce_eager is not False:
-                # Otherwise vLLM compiles a sampler kernel anyway, which takes 12 s and gains nothing.
-                found["TORCHDYNAMO_DISABLE"] = "1"
-        return found
 
     def preload(self) -> None:
         """Import vLLM, its CPU worker, and the modules that the worker imports when it loads a model."""
@@ -161,28 +83,6 @@ class Vllm:
         from vllm.v1.worker import cpu_model_runner, cpu_worker  # noqa: F401
 
         from rlsdk.engines import actor  # noqa: F401
-
-    def expect_adapter(self, adapter: Adapter) -> None:
-        """Make `load_weights` expect adapters of this shape on top of the folder's weights; called before `start`.
-
-        Raises:
-            EngineError: The rank is higher than vLLM supports.
-        """
-        vllm_arguments.adapter_arguments(adapter)
-        self._adapter = adapter
-
-    def model_faults(self, model: Any) -> Sequence[str]:
-        """Return why a model cannot be trained with the installed vLLM; the model may have no weights."""
-        adapters = [] if self._adapter is None else adapter_faults(model)
-        return [*model_faults(model), *adapters, *parallel_faults(model, self.tensor_parallel_size)]
-
-    def image_faults(self, model: Any) -> Sequence[str]:
-        """Return why this engine cannot read images for a model; the model may have no weights."""
-        return image_faults(model)
-
-    def routing_faults(self, model: Any) -> Sequence[str]:
-        """Return why vLLM cannot return routed experts; independent of the model."""
-        return routing_faults()
 
     def return_routing(self) -> None:
         """Make completions carry their tokens' routed experts; called before `start`."""

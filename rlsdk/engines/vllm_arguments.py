@@ -19,7 +19,7 @@ from rlsdk.vision import Vision
 from rlsdk.weights import from_weights
 
 if TYPE_CHECKING:
-    from rlsdk.engines.vllm import Vllm
+    from rlsdk.engines.vllm_options import VllmOptions
 
 OWNED = {
     "model": "model.path",
@@ -46,7 +46,7 @@ _EXECUTOR = "rlsdk.engines.vllm_classes.TensorParallelExecutor"
 def engine_arguments(
     model: Model,
     place: ActorSpec,
-    options: Vllm,
+    options: VllmOptions,
     adapter: Adapter | None = None,
     *,
     routing: bool = False,

@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from rlsdk.contracts import Model
+from rlsdk.contracts import ActorSpec, Model
 from rlsdk.errors import CheckpointError
+from rlsdk.learners.deepspeed_options import DeepSpeedOptions
 from rlsdk.learners.reference import MovingReference
 from rlsdk.learners.statefile import read_pickled, read_state, write_state
 from rlsdk.learners.trained import LearningRate, PhaseTimer, TrainedModule, Wanted
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-    from rlsdk.learners.deepspeed import DeepSpeedLearner
 
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
 """Parameter numbers of glibc's `mallopt`."""
@@ -37,19 +36,21 @@ class DeepSpeedConfig:
     """Configurations of DeepSpeed for a module.
 
     Attributes:
-        learner: The learner, for its options and device.
+        options: Options of the learner.
         model: Model that the module is loaded from, in float32 or bfloat16.
+        place: Placement of the rank.
         lr: Peak learning rate; 0 for a module that is not trained.
     """
 
-    learner: DeepSpeedLearner
+    options: DeepSpeedOptions
     model: Model
+    place: ActorSpec
     lr: float = 0.0
 
     @property
     def stage(self) -> int:
         """ZeRO stage."""
-        stage = self.learner.zero_stage
+        stage = self.options.zero_stage
         return 1 if self.model.dtype == "bfloat16" and stage == 0 else stage
 
     @property
@@ -63,9 +64,9 @@ class DeepSpeedConfig:
                 "type": "AdamW",
                 "params": {
                     "lr": self.lr,
-                    "betas": list(self.learner.betas),
-                    "eps": self.learner.eps,
-                    "weight_decay": self.learner.weight_decay,
+                    "betas": list(self.options.betas),
+                    "eps": self.options.eps,
+                    "weight_decay": self.options.weight_decay,
                     # torch's fused AdamW needs no compiler; DeepSpeed's would compile an extension.
                     "torch_adam": True,
                     "fused": True,
@@ -73,10 +74,10 @@ class DeepSpeedConfig:
             },
             "zero_optimization": self._zero,
             # Without ZeRO, DeepSpeed clips but does not return the norm; `TrainedModule.follow` does both.
-            "gradient_clipping": self.learner.grad_clip if self.stage else 0.0,
+            "gradient_clipping": self.options.grad_clip if self.stage else 0.0,
             "zero_force_ds_cpu_optimizer": False,
         }
-        if not self.learner.uses_adamw:
+        if not self.options.uses_adamw:
             del config["optimizer"]
             config["zero_allow_untested_optimizer"] = True
         if self.model.dtype == "bfloat16":
@@ -94,11 +95,11 @@ class DeepSpeedConfig:
 
     @property
     def _zero(self) -> dict[str, Any]:
-        device = {"device": "cpu", "pin_memory": self.learner.place.device == "cuda"}
-        zero: dict[str, Any] = {"stage": self.stage, "overlap_comm": self.learner.place.device == "cuda"}
-        if self.learner.offload != "none":
+        device = {"device": "cpu", "pin_memory": self.place.device == "cuda"}
+        zero: dict[str, Any] = {"stage": self.stage, "overlap_comm": self.place.device == "cuda"}
+        if self.options.offload != "none":
             zero["offload_optimizer"] = device
-        if self.learner.offload == "all":
+        if self.options.offload == "all":
             zero["offload_param"] = device
         return zero
 
@@ -109,8 +110,8 @@ class Trained(TrainedModule):
     def __init__(self, module: nn.Module, config: DeepSpeedConfig, rate: LearningRate, *, role: str) -> None:
         import deepspeed
 
-        super().__init__(rate, role=role, skip_limit=config.learner.skip_limit)
-        undecayed = config.learner.undecayed(module)
+        super().__init__(rate, role=role, skip_limit=config.options.skip_limit)
+        undecayed = config.options.undecayed(module)
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         names = [[n for n in trained if n not in undecayed], [n for n in trained if n in undecayed]]
         groups: list[dict[str, Any]] = [
@@ -118,12 +119,12 @@ class Trained(TrainedModule):
             for part, more in zip(names, ({}, {"weight_decay": 0.0}), strict=True)
         ]
         given: dict[str, Any] = {}
-        if not config.learner.uses_adamw:
+        if not config.options.uses_adamw:
             groups = [{**group, "param_names": part} for group, part in zip(groups, names, strict=True)]
-            given["optimizer"] = partial(config.learner.make_optimizer, lr=config.lr)
+            given["optimizer"] = partial(config.options.make_optimizer, lr=config.lr)
         given["model_parameters"] = [group for group in groups if group["params"]]  # DeepSpeed refuses an empty one
         self.engine = deepspeed.initialize(model=module, config=config.deepspeed, **given)[0]
-        self._config, self._world = config, config.learner.place.world_size
+        self._config, self._world = config, config.place.world_size
 
     @property
     def module(self) -> Any:
@@ -150,7 +151,7 @@ class Trained(TrainedModule):
         """Reason why the gradient of an optimiser step cannot be dropped and recomputed; empty if it can."""
         if self._world > 1:
             return "other ranks wait for this one, so it cannot restart"
-        if self._config.stage == 3 or self._config.learner.offload != "none":
+        if self._config.stage == 3 or self._config.options.offload != "none":
             return "with zero_stage 3 or offload a step cannot restart"
         return ""
 
@@ -181,7 +182,7 @@ class Trained(TrainedModule):
         for group in self.engine.optimizer.param_groups:
             group["lr"] = self.lr
         if self._config.stage == 0:
-            clip = self._config.learner.grad_clip or math.inf
+            clip = self._config.options.grad_clip or math.inf
             norm = float(torch.nn.utils.clip_grad_norm_(self.engine.module.parameters(), clip))
             if math.isfinite(norm):
                 self.engine.step()

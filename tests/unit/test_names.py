@@ -19,7 +19,6 @@ PARTS = {"algorithms", "rewards", "workflows", "sources"}
 DEFAULTS = ROOT / "rlsdk" / "config" / "defaults.py"
 EXCEPTIONS = {
     "rlsdk/cli/data.py": "a command that writes files for the tasks `countdown`",
-    "rlsdk/engines/vllm_arguments.py": "the type of options, in the engine's own room",
     "rlsdk/kit.py": "helpers for plugins, which are those of built-in components",
 }
 BUILT_IN = {name for names in MODULES.values() for name in names}
