@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
+from copy import copy
 from typing import Any, ClassVar
 
 import attrs
@@ -114,10 +115,9 @@ class Vllm(VllmOptions):
             config = import_architectures(model).get_text_config()
             latent = getattr(config, "kv_lora_rank", None) is not None
         vision = Vision(model)
-        reads = vision.usable
-        self._vision = vision if reads else None
+        self._vision = vision if vision.usable else None
         arguments = engine_arguments(
-            model, place, self, self._adapter, routing=self._returns_routing, latent=latent, images=reads
+            model, place, self, self._adapter, routing=self._returns_routing, latent=latent, images=vision.usable
         )
         with LazyZeros() if place.device == "cpu" and arguments["enforce_eager"] else nullcontext():
             self._llm = LLMEngine.from_engine_args(EngineArgs(**arguments))
@@ -142,15 +142,14 @@ class Vllm(VllmOptions):
 
     def _admit(self, request: Request) -> None:
         """Give each continuation to the scheduler as a separate request, so that none waits for the others."""
-        from copy import copy
-
         from vllm.inputs import tokens_input
 
         ids = request.prompt_ids.tolist()
         prompt: Any = tokens_input(ids)
         if self._vision is not None and request.images:
             prompt = prompt_with_images(request, self._vision)
-        parent = self._process(prompt, self._params(request, self._model.max_length - len(ids)))
+        room = self._model.max_length - len(ids)
+        parent = self._process(prompt, vllm_arguments.sampling_params(request.sampling, room, self._ends))
         for index in range(request.n):
             child = copy(parent)
             child.request_id = self._next_id()
@@ -159,23 +158,6 @@ class Vllm(VllmOptions):
                 child.sampling_params.seed = mix(request.seed, index)
             self._running[child.request_id] = Continuation.of(request, index, self._tokenizer)
             self._llm.engine_core.add_request(child)
-
-    def _params(self, request: Request, room: int) -> Any:
-        from vllm import SamplingParams
-
-        sampling = request.sampling
-        ends = () if sampling.ignore_eos else {*sampling.stop_token_ids, *self._ends}
-        return SamplingParams(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            max_tokens=min(sampling.max_tokens, room),
-            stop_token_ids=sorted(ends),
-            ignore_eos=True,  # all ends are in stop_token_ids
-            logprobs=sampling.top_logprobs,
-            detokenize=False,
-            skip_clone=True,
-        )
 
     def _process(self, prompt: Any, params: Any) -> Any:
         tasks = self._llm.get_supported_tasks()
@@ -373,21 +355,14 @@ class Vllm(VllmOptions):
         name = request.request_id = self._next_id()
         self._canaries[name] = None
         self._llm.engine_core.add_request(request)
-        with self._before_others(name, count):
+        # Read it before, not along with, requests whose cache must be recomputed, which may take long: the weight sync
+        # waits for these logprobs. If vLLM runs in separate processes, its scheduler is out of reach, and it waits.
+        core = getattr(self._llm.engine_core, "engine_core", None)
+        with nullcontext() if core is None else core.scheduler.before_others(name, count):
             while self._canaries[name] is None:
                 self._advance()
         found: np.ndarray = np.asarray(self._canaries.pop(name), dtype=np.float32)
         return found
-
-    def _before_others(self, name: str, count: int) -> AbstractContextManager[None]:
-        """Read a prompt before, not along with, requests whose cache must be recomputed, which may take long.
-
-        The weight sync waits for these logprobs. If vLLM runs in separate processes, its scheduler is out of reach, and
-        the prompt waits its turn.
-        """
-        core = getattr(self._llm.engine_core, "engine_core", None)
-        before = getattr(getattr(core, "scheduler", None), "before_others", None)
-        return nullcontext() if before is None else before(name, count)
 
     def reseed(self, seed: int) -> None:
         """Seed the engine's generator, so that the same requests in the same order give the same tokens."""

@@ -1,4 +1,4 @@
-"""Arguments of vLLM: its `EngineArgs`, from a model, its placement and the options, LoRA adapters, prompts with images.
+"""Arguments of vLLM: its `EngineArgs` and `SamplingParams`, LoRA adapters, prompts with images.
 
 One adapter with a fixed id is used by all requests and replaced in place.
 """
@@ -6,12 +6,12 @@ One adapter with a fixed id is used by all requests and replaced in place.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlsdk.contracts import ActorSpec, Adapter, Model, Request, Weights
+from rlsdk.contracts import ActorSpec, Adapter, Model, Request, Sampling, Weights
 from rlsdk.errors import EngineError
 from rlsdk.isolation.scratch import scratch_folder
 from rlsdk.seeds import mix
@@ -118,6 +118,29 @@ _IMAGE_ARGUMENTS = {
     "mm_device_do_normalize": False,  # the pixels are normalised already
 }
 """Fields of vLLM's `EngineArgs` for a model that reads images."""
+
+
+def sampling_params(sampling: Sampling, room: int, ends: Iterable[int]) -> Any:
+    """Return vLLM's `SamplingParams`.
+
+    Args:
+        sampling: Sampling parameters of a request.
+        room: Maximum number of tokens after the prompt.
+        ends: End tokens of the model.
+    """
+    from vllm import SamplingParams
+
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        max_tokens=min(sampling.max_tokens, room),
+        stop_token_ids=[] if sampling.ignore_eos else sorted({*sampling.stop_token_ids, *ends}),
+        ignore_eos=True,  # all ends are in stop_token_ids
+        logprobs=sampling.top_logprobs,
+        detokenize=False,
+        skip_clone=True,
+    )
 
 
 def prompt_with_images(request: Request, vision: Vision) -> Any:
