@@ -26,7 +26,6 @@ from rlsdk.engines.checks import (
 from rlsdk.engines.continuation import Continuation
 from rlsdk.engines.copying import copy_parts, held_parts, layout_of
 from rlsdk.engines.pretrained import end_ids, open_tokenizer
-from rlsdk.engines.vllm_arguments import engine_arguments, prompt_with_images
 from rlsdk.engines.vllm_model import import_architectures
 from rlsdk.engines.vllm_options import VllmOptions
 from rlsdk.engines.vllm_worker import share
@@ -115,9 +114,10 @@ class Vllm(VllmOptions):
             config = import_architectures(model).get_text_config()
             latent = getattr(config, "kv_lora_rank", None) is not None
         vision = Vision(model)
-        self._vision = vision if vision.usable else None
-        arguments = engine_arguments(
-            model, place, self, self._adapter, routing=self._returns_routing, latent=latent, images=vision.usable
+        images = vision.usable
+        self._vision = vision if images else None
+        arguments = vllm_arguments.engine_arguments(
+            model, place, self, self._adapter, routing=self._returns_routing, latent=latent, images=images
         )
         with LazyZeros() if place.device == "cpu" and arguments["enforce_eager"] else nullcontext():
             self._llm = LLMEngine.from_engine_args(EngineArgs(**arguments))
@@ -147,7 +147,7 @@ class Vllm(VllmOptions):
         ids = request.prompt_ids.tolist()
         prompt: Any = tokens_input(ids)
         if self._vision is not None and request.images:
-            prompt = prompt_with_images(request, self._vision)
+            prompt = vllm_arguments.prompt_with_images(request, self._vision)
         room = self._model.max_length - len(ids)
         parent = self._process(prompt, vllm_arguments.sampling_params(request.sampling, room, self._ends))
         for index in range(request.n):

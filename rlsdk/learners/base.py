@@ -177,7 +177,8 @@ class TransformersLearner(LearnerOptions):
             self._load_reference(roles.reference)
 
     def _runner(self, model: Model, tokens: int) -> MicroBatchRunner:
-        from rlsdk.learners.model import check_layers, read_config
+        from rlsdk.learners.model import read_config
+        from rlsdk.learners.model_faults import check_layers
 
         config = read_config(model)
         if self.rows in ("shared", "tree"):

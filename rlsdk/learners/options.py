@@ -249,7 +249,7 @@ class LearnerOptions(ABC):
         """Return why a model cannot be trained with these options; the model may have no weights."""
         import torch
 
-        from rlsdk.learners.model import policy_faults
+        from rlsdk.learners.model_faults import policy_faults
         from rlsdk.learners.router import router_faults, shared_rows_fault
 
         narrow = [NO_FLOAT16] if model.dtype == torch.float16 else []

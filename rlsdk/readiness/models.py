@@ -295,7 +295,7 @@ def _backbone_faults(plan: Plan, role: ApartRole, model: Model) -> Iterator[tupl
     learner = plan.plugins.resolve(reference)
     if model.path == plan.model.path or not isinstance(learner, LearnerOptions):
         return
-    from rlsdk.learners.model import backbone_faults
+    from rlsdk.learners.model_faults import backbone_faults
 
     try:
         net = without_weights(model, local_files_only=True)

@@ -20,7 +20,8 @@ from rlsdk.contracts import ActorSpec, Model, Request, Sampling, TrainBatch
 from rlsdk.engines.client import Answer, GenerateRequest
 from rlsdk.engines.transformers import Transformers
 from rlsdk.errors import LearnerError, ValueFault
-from rlsdk.learners.model import load_policy, policy_faults
+from rlsdk.learners.model import load_policy
+from rlsdk.learners.model_faults import policy_faults
 from rlsdk.learners.rows import to_rows
 from rlsdk.rollout.chat import Prompt, RolloutContext, TokenChat
 from rlsdk.rollout.codec import ChatTokenizer

@@ -23,7 +23,8 @@ from rlsdk.engines.transformers import Transformers
 from rlsdk.errors import EngineError, LearnerError
 from rlsdk.learners.export import WeightExporter
 from rlsdk.learners.lora import Lora, wrap
-from rlsdk.learners.model import PolicyModel, load_policy, policy_faults
+from rlsdk.learners.model import PolicyModel, load_policy
+from rlsdk.learners.model_faults import policy_faults
 from rlsdk.learners.ranks import Ranks
 from rlsdk.learners.rows import to_rows
 from rlsdk.learners.tree import tree_rows
@@ -216,7 +217,7 @@ def test_rows_with_common_prefixes_have_the_logprobs_of_whole_rollouts_or_are_re
 def test_attention_by_the_distance_of_columns_is_refused_for_rows_with_common_prefixes() -> None:
     from transformers import BloomConfig, FalconConfig, MptConfig
 
-    from rlsdk.learners.model import check_layers
+    from rlsdk.learners.model_faults import check_layers
 
     for config in (BloomConfig(), MptConfig(), FalconConfig(alibi=True)):
         with pytest.raises(LearnerError, match=r"\(ALiBi\), which rows: tree changes; set learner.rows=padded"):

@@ -14,7 +14,8 @@ from torch.utils._pytree import tree_leaves
 import rlsdk
 from rlsdk.contracts import Model, TrainBatch
 from rlsdk.errors import LearnerError
-from rlsdk.learners.model import load_policy, policy_faults
+from rlsdk.learners.model import load_policy
+from rlsdk.learners.model_faults import policy_faults
 from rlsdk.learners.packing import PackedAttention, PackedSpans, attend
 from rlsdk.learners.rows import TokenRows, to_rows
 

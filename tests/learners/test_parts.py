@@ -24,7 +24,8 @@ from rlsdk.contracts import ActorSpec, LossSpec, Model, Roles, TrainBatch
 from rlsdk.errors import CheckpointError, LearnerError, MissingFieldError, OptionError
 from rlsdk.learners.checkpoint import check_manifest, find_damage, write_manifest
 from rlsdk.learners.metrics import MetricAccumulator
-from rlsdk.learners.model import Critic, check_layers, load_critic, load_policy
+from rlsdk.learners.model import Critic, load_critic, load_policy
+from rlsdk.learners.model_faults import check_layers
 from rlsdk.learners.objective import Objective, UpdateContext, critic_loss, needs_reference, value_loss
 from rlsdk.learners.ranks import Ranks
 from rlsdk.learners.rows import empty_rows, to_rows
