@@ -38,10 +38,6 @@ from rlsdk.trainer.interactive import in_event_loop, run_async, sampled_by_hand,
 from rlsdk.trainer.ledger import ReplayBuffer, ReplayedGroup, entries_of, final_statuses, newly_trained, replayed_entry
 from rlsdk.trainer.metrics import (
     TO_OLD,
-    RunTimes,
-    Timer,
-    device_metrics,
-    memory_metrics,
     reward_metrics,
     rollout_metrics,
     skipped_updates,
@@ -56,6 +52,7 @@ from rlsdk.trainer.record import RunRecord, open_run
 from rlsdk.trainer.resuming import check_resumed
 from rlsdk.trainer.state import restore, rewind, snapshot, write_checkpoint
 from rlsdk.trainer.summary import LearningMonitor, RunCounters, log_background_failure, summarise, teaches
+from rlsdk.trainer.timing import RunTimes, Timer, device_metrics, memory_metrics
 from rlsdk.types import Group
 
 if TYPE_CHECKING:

@@ -1,0 +1,190 @@
+"""Seconds, tokens and memory of training steps, measured and as metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+
+from rlsdk.config.schema import PlacementSection
+from rlsdk.engines.actor import STEP
+from rlsdk.isolation.watching import stage
+
+
+class Timer:
+    """Seconds per named phase.
+
+    Attributes:
+        seconds: Phase name -> seconds so far.
+        started: Time at which the timer was created.
+    """
+
+    def __init__(self) -> None:
+        self.started = time.perf_counter()
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Time a phase."""
+        start = time.perf_counter()
+        try:
+            with stage(name):
+                yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    @property
+    def wall(self) -> float:
+        """Seconds since the timer was created."""
+        return time.perf_counter() - self.started
+
+
+class RunTimes(Timer):
+    """Seconds and tokens of a run in this process, for the run summary.
+
+    Attributes:
+        seconds: Seconds outside steps: `start`, `evaluation`, `checkpoints` and, at the end, `whole`.
+        phases: Seconds of each step phase.
+        tokens: Number of sampled tokens.
+        generating: Seconds during which engines sampled.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.phases: dict[str, float] = {}
+        self.tokens, self.generating = 0, 0.0
+
+    def add_step(
+        self, timer: Timer, wall: float, spent: Mapping[str, float], *, generated: float, sampled: float, ahead: bool
+    ) -> dict[str, float]:
+        """Add the times of a step and return them as metrics.
+
+        Args:
+            timer: Phases of the step.
+            wall: Seconds of the step.
+            spent: Seconds inside engines and learner, tokens and decode steps of this step.
+            generated: Seconds inside the engines while the learner worked.
+            sampled: Tokens in the step's batch, for engines that do not count tokens.
+            ahead: True if rollouts run ahead of training.
+        """
+        tokens = spent["tokens"] or sampled
+        phases = {**timer.seconds, "produce": timer.seconds.get("produce", 0.0) + timer.seconds["take"]}
+        metrics = time_metrics(phases, wall, spent, generated=generated, ahead=ahead)
+        for name, seconds in phases.items():
+            if f"time/{name}" in metrics:
+                self.phases[name] = self.phases.get(name, 0.0) + seconds
+        generating = wall if ahead else phases["produce"]  # when running ahead, engines generate all the time
+        self.tokens += int(tokens)
+        self.generating += generating
+        return {**metrics, "time/tokens_per_second": tokens / max(generating, 1e-9)}
+
+
+def decode_rates(
+    seconds: float, steps: float, running: float, running_squared: float, running_seconds: float
+) -> dict[str, float]:
+    """Fit the seconds of a decode step, fixed and per running sequence, by least squares; empty if all loads are equal.
+
+    Args:
+        seconds: Total seconds of all decode steps.
+        steps: Number of decode steps.
+        running: Running sequences, summed over the steps.
+        running_squared: Squared number of running sequences, summed over the steps.
+        running_seconds: Running sequences times seconds, summed over the steps.
+    """
+    spread = running_squared - running**2 / max(steps, 1)
+    if steps < 2 or spread <= 1e-6 * running_squared:
+        return {}
+    each = max(0.0, (running_seconds - running * seconds / steps) / spread)
+    fixed = (seconds - each * running) / steps
+    if fixed < 0:
+        each, fixed = running_seconds / running_squared, 0.0
+    return {"engine/step_seconds": fixed, "engine/sequence_seconds": each}
+
+
+def time_metrics(
+    phases: Mapping[str, float], wall: float, spent: Mapping[str, float], *, generated: float, ahead: bool
+) -> dict[str, float]:
+    """Return the time metrics of a step.
+
+    Args:
+        phases: Seconds of each phase; `produce` includes `take`, the wait for rollouts, and `learn` overlaps others.
+        wall: Seconds of the step.
+        spent: Seconds inside engines and learner, tokens and decode steps of this step.
+        generated: Seconds inside the engines while the learner worked.
+        ahead: True if rollouts run ahead of training.
+    """
+    shown = {name: seconds for name, seconds in phases.items() if name not in ("take", "learn")}
+    metrics = {
+        "time/step": wall,
+        **{f"time/{name}": seconds for name, seconds in shown.items()},
+        **{f"time/{name}_share": seconds / wall for name, seconds in shown.items()},
+        "time/engine_inside": spent["engine"],
+        "time/learner_inside": spent["learner"],
+        "time/outside_share": max(0.0, 1 - (spent["engine"] + spent["learner"]) / wall),
+    }
+    if spent["steps"] > 0:
+        metrics |= {
+            "time/engines_idle": float(np.clip(1 - spent["engines"] / wall, 0, 1)),
+            "engine/steps": spent["steps"],
+            **decode_rates(*(spent[f"all_{name}"] for name in STEP)),
+        }
+    if ahead:
+        metrics["time/wait_for_rollouts"] = phases["take"]
+        if "learn" in phases:
+            metrics["time/overlap"] = min(1.0, generated / max(phases["learn"], 1e-9))
+    return metrics
+
+
+def device_metrics(
+    placement: PlacementSection,
+    before: Mapping[str, float],
+    after: Mapping[str, float],
+    *,
+    apart: int,
+    tokens: float,
+    wall: float,
+    update: float,
+) -> dict[str, float]:
+    """Return how well a step used the devices: tokens per second and GPU, and the update's model FLOPs utilisation.
+
+    Empty on a CPU, unless `peak_tflops` is set.
+
+    Args:
+        placement: Numbers of actors, and the peak of a learner rank's device, if set.
+        before: Learner counters at the start of the step.
+        after: Learner counters at its end; on GPUs, they have `gpu_bytes`.
+        apart: Ranks of models with dedicated processes.
+        tokens: Tokens of the step's rollouts, prompts included.
+        wall: Seconds of the step.
+        update: Seconds of the phase `update`.
+    """
+    found = {}
+    if "gpu_bytes" in after:
+        engines = placement.engines * placement.gpus_per_engine
+        shared = max(engines, placement.learners) if placement.colocate else engines + placement.learners
+        found["time/tokens_per_second_per_gpu"] = tokens / wall / (shared + apart)
+    peak = placement.peak_tflops or after.get("peak_tflops")
+    flop = after.get("update_flop", 0.0) - before.get("update_flop", 0.0)
+    if peak and flop > 0 and update > 0:
+        found["time/update_mfu"] = flop / (update * peak * 1e12)
+    return found
+
+
+def memory_metrics(*, driver: int, engine: Mapping[str, float], learner: Mapping[str, float]) -> dict[str, float]:
+    """Return the peak memory of each kind of process since its start, in GiB.
+
+    Args:
+        driver: Peak host memory of this process, in bytes.
+        engine: Engine counters, with `host_bytes` of the largest engine.
+        learner: Rank counters, with `host_bytes` and, on GPUs, `gpu_bytes` and `gpu_held_bytes` of the largest rank.
+    """
+    found = {
+        "memory/driver": driver,
+        "memory/engine": engine.get("host_bytes"),
+        "memory/learner": learner.get("host_bytes"),
+        "memory/learner_gpu": learner.get("gpu_bytes"),
+        "memory/learner_gpu_held": learner.get("gpu_held_bytes"),
+    }
+    return {name: size / 2**30 for name, size in found.items() if size}
