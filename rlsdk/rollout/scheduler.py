@@ -21,9 +21,10 @@ from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
 from rlsdk.errors import RunError, ValueFault
 from rlsdk.messages import number as plain_number
 from rlsdk.plurals import counted
+from rlsdk.rollout.mixture import TaskStreams
 from rlsdk.rollout.staleness import StalenessPolicy
 from rlsdk.rollout.task_ledger import TaskLedger
-from rlsdk.types import Group, Task
+from rlsdk.types import Group
 
 AGAIN = 2.0
 """Interval in seconds at which tasks that still run are interrupted again."""
@@ -68,39 +69,6 @@ def priority_of(policy: BufferPolicy, group: Group, *, step: int, uses: int) -> 
     return priority
 
 
-class Streams(Protocol):
-    """Sources of tasks, implemented by `rollout.stream.TaskStreams`."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Names of the sources."""
-        ...
-
-    def divide(self, count: int) -> Mapping[str, int]:
-        """Divide the next `count` tasks among the sources; called once per batch, in order."""
-        ...
-
-    def draw(self, source: str) -> tuple[Task, int]:
-        """Return a new task and its position."""
-        ...
-
-    def at(self, source: str, position: int) -> Task:
-        """Return a previously drawn task."""
-        ...
-
-    def note(self, source: str, position: int, group: Group) -> None:
-        """Note the group of a task that was drawn."""
-        ...
-
-    def repeat(self, source: str, position: int) -> None:
-        """Expect another group of a task whose last one was noted but is sampled again."""
-        ...
-
-    def learn(self) -> None:
-        """Choose later tasks by the groups noted so far; called before each batch."""
-        ...
-
-
 class Pausable(Protocol):
     """Client whose sampling can be interrupted, such as `PausableClient`."""
 
@@ -127,7 +95,7 @@ class RolloutScheduler:
         limits: StalenessPolicy,
         *,
         batch: int,
-        streams: Streams,
+        streams: TaskStreams,
         make: Callable[[TaskRecord], Awaitable[Group]],
         wanted: Callable[[Group], bool] = lambda group: True,
         policy: BufferPolicy = first_come,

@@ -18,9 +18,10 @@ from rlsdk.engines.pausable import PausableClient
 from rlsdk.errors import RunError, ValueFault
 from rlsdk.plurals import counted
 from rlsdk.rollout.chat import STATUS
+from rlsdk.rollout.mixture import Source, TaskStreams
 from rlsdk.rollout.scheduler import BufferPolicy, RolloutScheduler, first_come
 from rlsdk.rollout.staleness import StalenessPolicy
-from rlsdk.rollout.stream import Source, TaskStream, TaskStreams
+from rlsdk.rollout.stream import TaskStream
 from rlsdk.rollout.task_ledger import TaskLedger, sampled_tokens
 from rlsdk.simulation.clock import VirtualLoop, run_virtually
 from rlsdk.simulation.engine import SimulatedEngine, constant

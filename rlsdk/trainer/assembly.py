@@ -26,7 +26,8 @@ from rlsdk.isolation.watching import stage
 from rlsdk.learners.apart import DividedLearnerGroup, start_learner
 from rlsdk.readiness.checks import examine
 from rlsdk.rollout.codec import ChatTokenizer
-from rlsdk.rollout.stream import SampledStream, Source, TaskStream, TaskStreams, opened
+from rlsdk.rollout.mixture import Source, TaskStreams
+from rlsdk.rollout.stream import SampledStream, TaskStream, opened
 from rlsdk.runlog.observers import Observers
 from rlsdk.seeds import derive
 from rlsdk.serving.context import context_of

@@ -36,10 +36,10 @@ from rlsdk.engines.group import EngineGroup
 from rlsdk.errors import RunError
 from rlsdk.evaluation.evaluation import evaluate, evaluation_of, held_out
 from rlsdk.plurals import counted
+from rlsdk.rollout.mixture import TaskStreams
 from rlsdk.rollout.scheduler import RolloutScheduler
 from rlsdk.rollout.staleness import StalenessPolicy
 from rlsdk.rollout.step_batch import apply_filters
-from rlsdk.rollout.stream import TaskStreams
 from rlsdk.rollout.task_ledger import TaskLedger
 from rlsdk.scoring.scorer import check_budget
 from rlsdk.trainer.metrics import raw_metrics

@@ -33,8 +33,9 @@ from rlsdk.rollout.step_batch import StepBatch, apply_filters, pack, produce
 from rlsdk.scoring.scorer import check_budget
 from rlsdk.trainer.assembly import Parts, examined, started, steps_of
 from rlsdk.trainer.callbacks import Callback, LeavingNodes, Metrics, checked_callbacks, standard_callbacks
-from rlsdk.trainer.credit import CreditAssigner, labels, minibatches, train_critic
+from rlsdk.trainer.credit import CreditAssigner, minibatches, train_critic
 from rlsdk.trainer.interactive import in_event_loop, run_async, sampled_by_hand, whole_updates
+from rlsdk.trainer.labels import labels
 from rlsdk.trainer.ledger import ReplayBuffer, ReplayedGroup, entries_of, final_statuses, newly_trained, replayed_entry
 from rlsdk.trainer.metrics import (
     TO_OLD,

@@ -26,7 +26,7 @@ from rlsdk.learners.objective import Objective, UpdateContext
 from rlsdk.learners.ranks import Ranks
 from rlsdk.learners.trained import PhaseTimer
 from rlsdk.rollout.step_batch import StepBatch
-from rlsdk.trainer.credit import labels
+from rlsdk.trainer.labels import labels
 from rlsdk.whatif.question import WhatIfQuestion
 
 BUDGET = 8192

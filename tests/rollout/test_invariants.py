@@ -40,9 +40,9 @@ from rlsdk.algorithms.buffers import enough
 from rlsdk.config.rollout import RolloutSection
 from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
 from rlsdk.errors import RunError
+from rlsdk.rollout.mixture import Allocator
 from rlsdk.rollout.scheduler import UnfinishedError
 from rlsdk.rollout.staleness import StalenessPolicy
-from rlsdk.rollout.stream import Allocator
 from rlsdk.rollout.task_ledger import ENDS
 from rlsdk.simulation.clock import run_virtually
 from rlsdk.types import Group, Task

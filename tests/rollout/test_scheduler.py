@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
 from rlsdk.errors import RunError
+from rlsdk.rollout.mixture import Source, TaskStreams
 from rlsdk.rollout.staleness import StalenessPolicy
-from rlsdk.rollout.stream import SampledStream, Source, TaskStreams
+from rlsdk.rollout.stream import SampledStream
 from rlsdk.simulation.clock import VirtualLoop, run_virtually
 from rlsdk.types import Group, Task
 from tests.rollout.bench import Bench

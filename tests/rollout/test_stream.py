@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from rlsdk.errors import DataError, RunError
 from rlsdk.plugins import Plugins
-from rlsdk.rollout.stream import Allocator, SampledStream, Source, TaskStream, TaskStreams
+from rlsdk.rollout.mixture import Allocator, Source, TaskStreams
+from rlsdk.rollout.stream import SampledStream, TaskStream
 from rlsdk.types import Group, Rollout, Score, Task
 
 

@@ -22,7 +22,8 @@ from rlsdk.errors import RunError
 from rlsdk.rollout.staleness import without_old
 from rlsdk.rollout.step_batch import apply_filters, pack
 from rlsdk.schedules import Schedule
-from rlsdk.trainer.credit import CreditAssigner, credit_inputs, labels, minibatches
+from rlsdk.trainer.credit import CreditAssigner, credit_inputs, minibatches
+from rlsdk.trainer.labels import labels
 from rlsdk.trainer.ledger import ReplayBuffer, final_statuses, newly_trained
 from rlsdk.types import Group, Score, Task
 from tests.rollout.masked import TASK, rollout

@@ -15,7 +15,8 @@ import ray
 from rlsdk.contracts import Sampling
 from rlsdk.contracts.rollouts import TaskStatus
 from rlsdk.errors import RunError, ScoringError
-from rlsdk.rollout.stream import Source, TaskStream, TaskStreams
+from rlsdk.rollout.mixture import Source, TaskStreams
+from rlsdk.rollout.stream import TaskStream
 from rlsdk.trainer.explorer import DropLimit, Explorer
 from rlsdk.types import Group, Score, Task
 from rlsdk.workers.orders import GroupOrder, MadeGroup
