@@ -9,18 +9,16 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
-import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
-from rlsdk.components import calling, naming, see_definition
+from rlsdk.components import calling, see_definition
 from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
-from rlsdk.errors import RunError, ValueFault
-from rlsdk.messages import number as plain_number
-from rlsdk.plurals import counted
+from rlsdk.errors import RunError
+from rlsdk.rollout.buffer import BufferPolicy, DropLimit, first_come, priority_of
 from rlsdk.rollout.mixture import TaskStreams
 from rlsdk.rollout.staleness import StalenessPolicy
 from rlsdk.rollout.task_ledger import TaskLedger
@@ -36,37 +34,6 @@ class UnfinishedError(Exception):
     def __init__(self, group: Group) -> None:
         super().__init__(f"task {group.task.id!r} was aborted from outside")
         self.group = group
-
-
-class BufferPolicy(Protocol):
-    """A buffer policy: protocol of components of the kind `buffer`."""
-
-    def __call__(self, group: Group, /, *, step: int, uses: int) -> float | None:
-        """Return the priority of a group, highest first; None drops it."""
-        ...
-
-
-def first_come(group: Group, /, *, step: int, uses: int) -> float:
-    """Give all groups equal priority, so that they are trained on in the order in which their tasks were issued."""
-    return 0.0
-
-
-def priority_of(policy: BufferPolicy, group: Group, *, step: int, uses: int) -> float | None:
-    """Return the priority that a buffer policy gives a group; None drops it.
-
-    Raises:
-        RunError: The policy returned NaN, which cannot be ordered, or something other than a number.
-    """
-    with naming(policy):
-        given = policy(group, step=step, uses=uses)
-    what = f"the priority of task {group.task.id!r}"
-    try:
-        priority = None if given is None else plain_number(given, what)
-        if priority is not None and math.isnan(priority):
-            raise ValueFault(f"{what} is NaN; expected a number")
-    except ValueFault as error:
-        raise RunError(f"rollout.buffer: {error}, or None to drop its group") from error
-    return priority
 
 
 class Pausable(Protocol):
@@ -121,7 +88,8 @@ class RolloutScheduler:
             pausable: Interrupts the sampling of running tasks; without it, a pause cancels them immediately.
         """
         self._ledger, self._limits, self._policy = ledger, limits, policy
-        self._most_dropped, self._dropped_in_a_row = most_dropped, 0
+        remedy = "make it return a priority for some, or choose another policy"
+        self._drop_limit = DropLimit(most_dropped, "buffer: its policy dropped", remedy)
         self._streams, self._batch, self._make, self._wanted = streams, batch, make, wanted
         self._stop, self._pausable = stop, pausable
         self._batches: dict[int, Mapping[str, int]] = {}
@@ -346,22 +314,13 @@ class RolloutScheduler:
                     self.expired += 1
                 elif (priority := priority_of(self._policy, record.group, step=step, uses=0)) is None:
                     self._ledger.move(record, TaskStatus.FILTERED)
-                    self._note_dropped()
+                    self.dropped += 1
+                    self._drop_limit.note(kept=False)
                 else:
-                    self._dropped_in_a_row = 0
+                    self._drop_limit.note(kept=True)
                     ranked.append((-priority, record.number, record))
             found[source] = [record for *_, record in sorted(ranked, key=lambda each: each[:2])]
         return found
-
-    def _note_dropped(self) -> None:
-        self.dropped += 1
-        self._dropped_in_a_row += 1
-        if self._most_dropped is not None and self._dropped_in_a_row >= self._most_dropped:
-            raise RunError(
-                f"buffer: its policy dropped {counted(self._dropped_in_a_row, 'group')} in a row (as many as "
-                "max_empty_steps batches have), so no batch can be filled; make it return a priority for some, or "
-                "choose another policy"
-            )
 
     def _fill(self) -> None:
         """Start the tasks that are due, without yielding to the event loop, so that none is started twice."""

@@ -17,9 +17,10 @@ from rlsdk.engines.client import EngineClient, GenerateRequest
 from rlsdk.engines.pausable import PausableClient
 from rlsdk.errors import RunError, ValueFault
 from rlsdk.plurals import counted
+from rlsdk.rollout.buffer import BufferPolicy, first_come
 from rlsdk.rollout.chat import STATUS
 from rlsdk.rollout.mixture import Source, TaskStreams
-from rlsdk.rollout.scheduler import BufferPolicy, RolloutScheduler, first_come
+from rlsdk.rollout.scheduler import RolloutScheduler
 from rlsdk.rollout.staleness import StalenessPolicy
 from rlsdk.rollout.stream import TaskStream
 from rlsdk.rollout.task_ledger import TaskLedger, sampled_tokens

@@ -11,7 +11,6 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-import attrs
 import numpy as np
 
 from rlsdk.cluster.nodes import DrainingNode, watch_nodes
@@ -35,7 +34,7 @@ from rlsdk.engines.client import EngineClient, GenerateRequest
 from rlsdk.engines.group import EngineGroup
 from rlsdk.errors import RunError
 from rlsdk.evaluation.evaluation import evaluate, evaluation_of, held_out
-from rlsdk.plurals import counted
+from rlsdk.rollout.buffer import DropLimit
 from rlsdk.rollout.mixture import TaskStreams
 from rlsdk.rollout.scheduler import RolloutScheduler
 from rlsdk.rollout.staleness import StalenessPolicy
@@ -45,33 +44,6 @@ from rlsdk.scoring.scorer import check_budget
 from rlsdk.trainer.metrics import raw_metrics
 from rlsdk.types import Group, Task
 from rlsdk.workers.orders import MOST_REASONS, GroupMaker, GroupOrder, made_in_order
-
-
-@attrs.define
-class DropLimit:
-    """Limit on consecutive groups that filters drop and that other groups must replace.
-
-    Attributes:
-        limit: Number of consecutive dropped groups after which the run ends; None for no limit.
-        dropped: Number of consecutive dropped groups.
-    """
-
-    limit: int | None
-    dropped: int = 0
-
-    def note(self, *, kept: bool) -> None:
-        """Count a group.
-
-        Raises:
-            RunError: The limit is reached.
-        """
-        self.dropped = 0 if kept else self.dropped + 1
-        if self.limit is not None and self.dropped >= self.limit:
-            raise RunError(
-                f"rollout.dynamic_sampling: algorithm.filters left out {counted(self.dropped, 'group')} in a row (as "
-                "many as max_empty_steps batches have), so no batch can be filled; the model may solve all tasks or "
-                "none, or the filters are too strict"
-            )
 
 
 class Explorer:
@@ -112,7 +84,11 @@ class Explorer:
         )
         self._made: list[Group] = []
         self._dropped: list[Group] = []
-        self._drop_limit = DropLimit(most_empty)
+        self._drop_limit = DropLimit(
+            most_empty,
+            "rollout.dynamic_sampling: algorithm.filters left out",
+            "the model may solve all tasks or none, or the filters are too strict",
+        )
         self._done = 0
         self._reseeds = True
         self._sampled_by_hand = 0

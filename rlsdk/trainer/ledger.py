@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 
 from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
-from rlsdk.rollout.scheduler import BufferPolicy, priority_of
+from rlsdk.rollout.buffer import BufferPolicy, priority_of
 from rlsdk.runlog.serialization import Learned
 from rlsdk.runlog.tables import Entry
 from rlsdk.types import Group

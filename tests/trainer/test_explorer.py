@@ -14,10 +14,10 @@ import ray
 
 from rlsdk.contracts import Sampling
 from rlsdk.contracts.rollouts import TaskStatus
-from rlsdk.errors import RunError, ScoringError
+from rlsdk.errors import ScoringError
 from rlsdk.rollout.mixture import Source, TaskStreams
 from rlsdk.rollout.stream import TaskStream
-from rlsdk.trainer.explorer import DropLimit, Explorer
+from rlsdk.trainer.explorer import Explorer
 from rlsdk.types import Group, Score, Task
 from rlsdk.workers.orders import GroupOrder, MadeGroup
 from tests.trainer.fakes import SOURCE, make_plan
@@ -153,14 +153,3 @@ async def test_baselines_of_tasks_that_were_filtered_are_forgotten_and_those_of_
     assert {t.number: float(t.task.id) for t in waiting}.items() >= taken.greedy.items()
     assert len(taken.greedy) == 2
     await again.close()
-
-
-def test_filters_that_drop_all_that_takes_the_place_of_what_they_dropped_end_the_run() -> None:
-    drops = DropLimit(3)
-    for kept in (False, False, True, False, False):
-        drops.note(kept=kept)
-    with pytest.raises(RunError, match=r"left out 3 groups in a row .* no batch can be filled"):
-        drops.note(kept=False)
-    endless = DropLimit(None)
-    for _ in range(1000):
-        endless.note(kept=False)
