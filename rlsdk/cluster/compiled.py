@@ -1,8 +1,7 @@
-"""Keep what an actor compiles for later runs: programs of torch, Triton and vLLM, and DeepSpeed's extensions."""
+"""Compilation in actors: what it needs, and how later runs keep programs of torch, Triton, vLLM and DeepSpeed."""
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import platform
@@ -19,6 +18,25 @@ from rlsdk.contracts import ActorSpec
 
 LEAST_ROOM = 2**30
 """Bytes that must be free for the user's cache to be used: a run must not end because a home is full."""
+
+
+def compiler_programs() -> tuple[str, ...]:
+    """Return the compiler that `torch.compile` calls, from `CXX` as torch parses it."""
+    return (os.environ.get("CXX", "g++"),)
+
+
+def compiler_environment(place: ActorSpec, *, compiled: bool) -> dict[str, str]:
+    """Return the variables of torch's compiler; those of engines and learner must be equal to fork from one process.
+
+    Args:
+        place: Placement of the actor.
+        compiled: True if it compiles its models.
+    """
+    if place.device != "cpu":
+        return {}
+    if compiled:
+        return {"TORCHINDUCTOR_COMPILE_THREADS": str(place.threads)}
+    return {"TORCHDYNAMO_DISABLE": "1"}  # DeepSpeed's import of the compiler takes over a second
 
 
 def keep_compiled(component: Any, place: ActorSpec) -> ActorSpec:
@@ -47,6 +65,8 @@ def keep_compiled(component: Any, place: ActorSpec) -> ActorSpec:
 @cache
 def _reserved(name: str) -> Path | None:
     """Lock a folder for the rest of this process; None if it cannot be had."""
+    import fcntl  # not on Windows
+
     import platformdirs
 
     try:

@@ -6,6 +6,7 @@ from typing import Any
 
 from rlsdk.contracts import ActorSpec, MemoryUse, Model
 from rlsdk.contracts.generation import DTYPE_BYTES
+from rlsdk.engines.layers import token_bytes
 
 PROCESS_BYTES = 400 * 2**20
 """Memory of an engine's process without a model: Python, torch and Ray."""
@@ -17,8 +18,6 @@ def transformers_memory(
     model: Model, net: Any, place: ActorSpec, *, max_num_seqs: int, kv_cache_gib: float
 ) -> tuple[MemoryUse, ...]:
     """Estimate the peak memory of the engine `transformers`."""
-    from rlsdk.engines.slots import token_bytes
-
     full = max_num_seqs * model.max_length * token_bytes(net.config.get_text_config(), DTYPE_BYTES[model.dtype])
     weights = _weights(model, net)
     return _uses(weights, min(full, int(kv_cache_gib * 2**30)), PROCESS_BYTES, place, weights)

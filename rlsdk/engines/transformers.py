@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -10,10 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import attrs
 import numpy as np
 
+from rlsdk.cluster.compiled import compiler_environment, compiler_programs
 from rlsdk.contracts import ActorSpec, Completion, Finish, MemoryUse, Model, Request, Sampled, Weights
 from rlsdk.engines.checks import check_images, check_known, check_requests
 from rlsdk.engines.continuation import StopStrings
 from rlsdk.engines.copying import copy_parts, held_parts, layout_of
+from rlsdk.engines.layers import check_layers
 from rlsdk.engines.memory import transformers_memory
 from rlsdk.engines.pretrained import end_ids, open_tokenizer
 from rlsdk.engines.rows import EndTable, Pending, room
@@ -75,13 +76,11 @@ class Transformers:
 
     @property
     def programs(self) -> tuple[str, ...]:
-        """Programs that these options need: the compiler that `torch.compile` calls, from `CXX` as torch parses it."""
-        return (os.environ.get("CXX", "g++"),) if self.compile else ()
+        """Programs that these options need."""
+        return compiler_programs() if self.compile else ()
 
     def model_faults(self, model: Any) -> Sequence[str]:
         """Return why a model cannot be run; the model may have no weights."""
-        from rlsdk.engines.slots import check_layers
-
         try:
             check_layers(model.config.get_text_config(), self.compile)
         except EngineError as error:
@@ -119,13 +118,7 @@ class Transformers:
 
     def environment(self, place: ActorSpec) -> Mapping[str, str]:
         """Return the environment variables to set before the actor's process imports anything."""
-        found = place.environment()
-        if place.device == "cpu":
-            if self.compile:
-                found["TORCHINDUCTOR_COMPILE_THREADS"] = str(place.threads)
-            else:
-                found["TORCHDYNAMO_DISABLE"] = "1"  # as in the learner, so that both can fork from one process
-        return found
+        return place.environment() | compiler_environment(place, compiled=self.compile)
 
     def preload(self) -> None:
         """Import torch and transformers."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import attrs
 
+from rlsdk.cluster.compiled import compiler_programs
 from rlsdk.contracts import ActorSpec, MemoryUse, Model, Roles
 from rlsdk.contracts.generation import DTYPE_BYTES
 from rlsdk.errors import LearnerError
@@ -62,8 +62,8 @@ class DeepSpeedOptions(LearnerOptions):
 
     @property
     def programs(self) -> tuple[str, ...]:
-        """Programs that these options need: the compiler that `torch.compile` calls, from `CXX` as torch parses it."""
-        return (os.environ.get("CXX", "g++"),) if self.compile else ()
+        """Programs that these options need."""
+        return compiler_programs() if self.compile else ()
 
     @property
     def readers(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 
+from rlsdk.cluster.compiled import compiler_environment
 from rlsdk.cluster.health import unreachable
 from rlsdk.contracts import ActorSpec
 
@@ -80,7 +81,9 @@ def environment(place: ActorSpec, *, compiled: bool) -> Mapping[str, str]:
         place: Placement of the rank.
         compiled: True if its models are compiled.
     """
-    found = place.environment() | {
+    return {
+        **place.environment(),
+        **compiler_environment(place, compiled=compiled),
         "DS_ACCELERATOR": place.device,
         "RANK": str(place.rank),
         "WORLD_SIZE": str(place.world_size),
@@ -89,10 +92,3 @@ def environment(place: ActorSpec, *, compiled: bool) -> Mapping[str, str]:
         # DeepSpeed calls collectives by deprecated names, and torch warns at every call.
         "PYTHONWARNINGS": "ignore::FutureWarning:torch.distributed.c10d_logger",
     }
-    if place.device == "cpu":
-        if compiled:
-            found["TORCHINDUCTOR_COMPILE_THREADS"] = str(place.threads)
-        else:
-            # DeepSpeed's import of the compiler takes over a second.
-            found["TORCHDYNAMO_DISABLE"] = "1"
-    return found

@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from rlsdk.engines.layers import token_bytes
 from rlsdk.errors import ValueFault
 from rlsdk.exact import expert_count
 
@@ -218,8 +219,6 @@ class ModelSize:
             net: The model; on torch's meta device it costs no memory.
             width: Bytes of a parameter in the engine.
         """
-        from rlsdk.engines.slots import token_bytes
-
         config = net.config.get_text_config()
         total = experts = 0
         for name, parameter in net.named_parameters():
