@@ -373,8 +373,11 @@ class Watchdog:
         if found:
             said, _, stack = found.partition("\n")
             log.warning("%s; the run is %s%s", said.rstrip(":"), self.stage, f":\n{stack}" if stack else "")
-        if loop.blocked_for >= self._end and loop.idle_for(now) >= self._end and not self.verdict:
+        name, limit = self._busy[True]
+        if loop.blocked_for >= self._end and loop.idle_for(now) >= self._end:
             self.condemn(f"{loop.describe()}; watchdog.end={self._end:g} s is the limit")
+        elif limit is not None and loop.blocked_for >= limit:
+            self.condemn(f"{loop.describe()}; {name}={limit:g} s is the limit")
 
     # How a run is ended
 

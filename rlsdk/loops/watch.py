@@ -10,6 +10,7 @@ import sysconfig
 import threading
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -19,6 +20,13 @@ from rlsdk.plugins.discovery import discover
 log = logging.getLogger(__name__)
 BLOCKED_SECONDS = 10.0
 """Seconds without an iteration after which a loop counts as blocked."""
+PAUSE_SECONDS = 0.1
+"""Seconds between two probes of a loop."""
+STALL_SECONDS = 0.1
+"""Seconds without an iteration from which on the blocking code is noted."""
+WINDOW_SECONDS = 60.0
+"""Period over which short stalls are added up; it doubles with each warning."""
+ADVICE = "Call code that blocks with `await asyncio.to_thread(function, …)`, or use an async client."
 _STACK = 12
 """Number of innermost calls to show."""
 _LIBRARIES = tuple(f"{sysconfig.get_paths()[name]}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -29,7 +37,13 @@ IDLE_SHARE = 0.02
 
 
 class LoopWatch:
-    """Log a warning whenever an event loop is blocked: once at the limit, and again at each doubling of it."""
+    """Log a warning whenever an event loop is blocked: once at the limit, and again at each doubling of it.
+
+    Many short stalls, such as a `time.sleep(1)` of each conversation, are reported if they take half of a minute.
+
+    Attributes:
+        longest: Longest stall so far in seconds, and the code that was running.
+    """
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, thread: threading.Thread, name: str, limit: float = BLOCKED_SECONDS
@@ -43,6 +57,9 @@ class LoopWatch:
             limit: Seconds without an iteration after which the loop counts as blocked.
         """
         self._loop, self._thread, self._name, self._limit = loop, thread, name, limit
+        self.longest = 0.0, ""
+        self._stalls: defaultdict[str, float] = defaultdict(float)
+        self._since, self._window = time.monotonic(), WINDOW_SECONDS
         self._closed = threading.Event()
         threading.Thread(target=self._watch, name="rlsdk-loop-watch", daemon=True).start()
 
@@ -51,23 +68,48 @@ class LoopWatch:
         self._closed.set()
 
     def _watch(self) -> None:
-        while not self._closed.wait(self._limit / 4):
-            turned, began, limit, blocked = threading.Event(), time.monotonic(), self._limit, False
+        while not self._closed.wait(PAUSE_SECONDS):
             try:
-                self._loop.call_soon_threadsafe(turned.set)
+                self._probe()
             except RuntimeError:  # the loop has ended
                 return
-            while not turned.wait(limit) and not self._closed.is_set():
-                blocked = True
-                seconds = time.monotonic() - began
-                log.warning(
-                    "the event loop of %s has been blocked for %.0f s, and everything on it waits: %s. Await "
-                    "something that does not block, or write a plain function, which rlsdk runs in a thread.\n%s",
-                    *(self._name, seconds, culprit(self._thread), stack(self._thread)),
-                )
-                limit = seconds  # twice as long in total
-            if blocked and turned.is_set():
-                log.warning("the event loop of %s is running again, after %.0f s", self._name, time.monotonic() - began)
+            self._report_stalls(time.monotonic() - self._since)
+
+    def _probe(self) -> None:
+        """Wait for the loop's next iteration, and note or report what blocks it until then."""
+        turned, began, limit, blocked = threading.Event(), time.monotonic(), self._limit, False
+        self._loop.call_soon_threadsafe(turned.set)
+        if turned.wait(min(STALL_SECONDS, limit)):
+            return
+        code = culprit(self._thread)
+        while not turned.wait(limit) and not self._closed.is_set():
+            blocked = True
+            seconds = time.monotonic() - began
+            log.warning(
+                "the event loop of %s has been blocked for %.0f s, and everything on it waits: %s. %s\n%s",
+                *(self._name, seconds, culprit(self._thread), ADVICE, stack(self._thread)),
+            )
+            limit = seconds  # twice as long in total
+        seconds = time.monotonic() - began
+        self.longest = max(self.longest, (seconds, code))
+        if not blocked:
+            self._stalls[code] += seconds
+        elif turned.is_set():
+            log.warning("the event loop of %s is running again, after %.0f s", self._name, seconds)
+
+    def _report_stalls(self, period: float) -> None:
+        """Warn if stalls below the limit took half of the period that has just ended."""
+        if period < self._window:
+            return
+        if (blocked := sum(self._stalls.values())) >= period / 2:
+            seconds, code = max((seconds, code) for code, seconds in self._stalls.items())
+            log.warning(
+                "the event loop of %s was blocked for %.0f of the last %.0f s, %.0f s of them by %s; everything on it "
+                "waited. %s If it computes, raise rollout.workers",
+                *(self._name, blocked, period, seconds, code, ADVICE),
+            )
+            self._window *= 2
+        self._since, self._stalls = time.monotonic(), defaultdict(float)
 
 
 def culprit(thread: threading.Thread) -> str:

@@ -430,6 +430,23 @@ def test_a_loop_that_is_blocked_before_its_first_turn_is_named_too() -> None:
     thread.join(30)
 
 
+def test_code_that_computes_on_its_loop_for_ever_ends_the_run(bench: Bench) -> None:
+    held, loop = threading.Event(), asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    loop.call_soon_threadsafe(held.wait)
+    computes = LoopHealth(loop, thread, "users' code", float("inf"), lambda: bench.time, lambda _: bench.time)
+    bench.dog._loops.append(computes)
+    bench.run(1990)
+    assert not bench.dog.verdict
+    bench.run(20)
+    assert "the event loop of users' code has been blocked for 2000 s in " in bench.dog.verdict
+    assert bench.dog.verdict.endswith("; watchdog.busy=2000 s is the limit")
+    held.set()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(30)
+
+
 def test_a_loop_that_ticks_while_it_is_looked_at_is_not_idle() -> None:
     loop = asyncio.new_event_loop()
     health = LoopHealth(loop, threading.current_thread(), "the run", 60, lambda: 50.0, lambda _: tick())

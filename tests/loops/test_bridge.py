@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import re
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from rlsdk.loops import LoopBridge, LoopWatch, UserLoop, bridge, culprit
+from rlsdk.loops import LoopBridge, LoopWatch, UserLoop, bridge, culprit, watch
 
 NAME: contextvars.ContextVar[str] = contextvars.ContextVar("NAME", default="nobody")
 SECONDS = 60.0
@@ -283,11 +285,30 @@ def test_the_culprit_is_users_code_though_a_library_waits_for_it() -> None:
     assert "has ended" in culprit(thread)
 
 
+def test_short_stalls_that_add_up_are_reported_with_the_code_that_causes_most(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "WINDOW_SECONDS", 1.0)
+
+    async def doze() -> None:
+        end = time.monotonic() + SECONDS
+        while "was blocked for" not in caplog.text and time.monotonic() < end:
+            time.sleep(0.4)  # noqa: ASYNC251
+            await asyncio.sleep(0)
+
+    with UserLoop() as user_loop:
+        asyncio.run(user_loop.run(doze))
+    [said] = caplog.messages
+    assert re.match(r"the event loop of users' code was blocked for \d+ of the last \d+ s, \d+ s of them by ", said)
+    assert f"doze in {__file__}, line" in said and "(time.sleep(0.4)" in said
+    assert "asyncio.to_thread" in said
+
+
 def test_a_loop_that_turns_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     async def drive() -> None:
-        watch = LoopWatch(asyncio.get_running_loop(), threading.current_thread(), "the test", 20.0)
+        seen = LoopWatch(asyncio.get_running_loop(), threading.current_thread(), "the test", 20.0)
         await asyncio.sleep(0.01)
-        watch.close()
+        seen.close()
 
     asyncio.run(drive())
     assert not caplog.records

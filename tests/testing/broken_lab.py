@@ -7,6 +7,7 @@ import itertools
 import json
 import random
 import statistics
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -510,6 +511,14 @@ async def ends(task, chat):
 async def gives_rollouts(task, chat):
     """Forgets its sampled tokens."""
     await chat.sample()
+
+
+@rlsdk.workflow("leaves-its-loop-free")
+async def leaves_its_loop_free(task, chat):
+    """Waits in a way that stops all conversations."""
+    await chat.sample()
+    time.sleep(0.8)  # noqa: ASYNC251
+    return chat.finish()
 
 
 @rlsdk.workflow("describes-its-tools")

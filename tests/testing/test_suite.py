@@ -39,6 +39,7 @@ WITHOUT_INPUT = {
     "options-typed",
     "light-import",
     "ends",
+    "leaves-its-loop-free",
     "gives-rollouts",
     "describes-its-tools",
     "defaults-valid",
@@ -95,8 +96,8 @@ def test_an_algorithm_that_is_an_object_finds_the_parts_of_its_module(tmp_path, 
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An endless call is waited for a second, not five."""
-    monkeypatch.setattr(environments, "WORKFLOW_SECONDS", 1.0)
+    """An endless call is waited for two seconds, not ten."""
+    monkeypatch.setattr(environments, "WORKFLOW_SECONDS", 2.0)
 
 
 def failed(obj, options=None) -> dict[str, ConformanceFault]:
@@ -162,6 +163,22 @@ async def blocking(task, chat):
     time.sleep(10)  # noqa: ASYNC251
 
 
+@rlsdk.workflow("dozing")
+async def dozing(task, chat):
+    """Blocks the event loop for a while."""
+    await chat.sample()
+    time.sleep(0.8)  # noqa: ASYNC251
+    return chat.finish()
+
+
+@rlsdk.workflow("threaded")
+async def threaded(task, chat):
+    """Blocks a thread."""
+    await chat.sample()
+    await asyncio.to_thread(time.sleep, 0.8)
+    return chat.finish()
+
+
 @rlsdk.workflow("misspelt")
 async def misspelt(task, chat):
     """Reads an attribute that no message has."""
@@ -209,6 +226,11 @@ def test_mistakes_of_a_workflow_are_reported(monkeypatch):
     assert "the metric 'tone' is 'warm'" in failed(worded)["gives-rollouts"].got
     assert "a reward must be finite" in failed(divided)["gives-rollouts"].got
     assert "it returned the same Rollout twice" in failed(doubled)["gives-rollouts"].got
+    fault = failed(dozing)["leaves-its-loop-free"]
+    assert fault.expected == "an await at least every 0.5 s"
+    assert re.search(rf"s without one, in dozing in {__file__}, line \d+ \(time.sleep\(0.8\)", fault.got)
+    assert "asyncio.to_thread" in fault.remedy
+    assert not failed(threaded)
     monkeypatch.setattr(environments, "WORKFLOW_SECONDS", 0.3)
     fault = failed(blocking)["ends"]
     assert fault.expected == "an answer within 0.3 s"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import inspect
 import itertools
 import math
 import pickle
 import re
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from rlsdk.contracts import DescribesTools, SendsFromEachRank, StreamsTensors, StreamsWeights, Weights
+from rlsdk.contracts import DescribesTools, SendsFromEachRank, StreamsTensors, StreamsWeights, Weights, Workflow
 from rlsdk.errors import described
 from rlsdk.isolation.threads import run_to_end
+from rlsdk.loops import LoopWatch
 from rlsdk.nano import make_tokenizer
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.testing import samples
@@ -32,6 +35,8 @@ EPISODE_SECONDS = 30.0
 """Time limit in seconds for an environment's constructor and an episode of a few steps."""
 WORKFLOW_SECONDS = 10.0
 """Time limit in seconds for a workflow whose policy answers immediately."""
+BLOCKED_SECONDS = 0.5
+"""Time limit in seconds for each stretch of a workflow between two awaits."""
 SEEDS = (0, 7)
 ACTIONS = ("", "look", "<action>1</action>", "2")
 _FAULT_OF_CODE = re.compile(
@@ -254,6 +259,37 @@ def gives_rollouts(subject: Subject, _: Any) -> None:
 
 
 @holds(
+    "leaves-its-loop-free",
+    "workflow",
+    remedy="all conversations share its event loop: call code that blocks, such as time.sleep or requests, with "
+    "await asyncio.to_thread(function, …), or use an async client, such as asyncio.sleep or httpx.AsyncClient",
+    after=("ends",),
+)
+def leaves_its_loop_free(subject: Subject, _: Any) -> None:
+    """It does not block its event loop, so that other conversations continue meanwhile."""
+    made = subject.make()
+    run = made.run if isinstance(made, Workflow) else made
+    longest: list[tuple[float, str]] = []
+
+    async def watched(task: Task, chat: Any) -> Any:
+        watch = LoopWatch(asyncio.get_running_loop(), threading.current_thread(), "the workflow", WORKFLOW_SECONDS)
+        try:
+            return await run(task, chat)
+        finally:
+            await asyncio.sleep(BLOCKED_SECONDS / 2)  # for the watch to see that the loop runs again
+            watch.close()
+            longest.append(watch.longest)
+
+    for _attempt in range(2):  # the first one may import modules, or get no processor on a busy machine
+        _run(subject, watched)
+    seconds, code = min(longest)
+    if seconds >= BLOCKED_SECONDS:
+        raise Violated(
+            "late", f"an await at least every {BLOCKED_SECONDS:g} s", f"{seconds:.1f} s without one, in {code}"
+        )
+
+
+@holds(
     "describes-its-tools",
     "workflow",
     remedy="write what a tool does as its docstring's first paragraph, and a line `NAME: …` for each parameter under "
@@ -273,9 +309,10 @@ def describes_its_tools(subject: Subject, _: Any) -> None:
             raise Violated("form", f"{tool['name']}: a description of each parameter", f"none of {', '.join(bare)}")
 
 
-def _run(subject: Subject) -> tuple[list[Group], list[str]]:
+def _run(subject: Subject, workflow: Any = None) -> tuple[list[Group], list[str]]:
     """Run the workflow on a task against a policy that answers immediately; also return forgotten awaits."""
-    workflow, task = subject.make(), next(iter(subject.tasks), Task("sample", "1+2=", answer="3"))
+    workflow = workflow or subject.make()
+    task = next(iter(subject.tasks), Task("sample", "1+2=", answer="3"))
     try:
         codec = ChatTokenizer(make_tokenizer(100))
     except ImportError as error:
