@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import functools
 from collections.abc import Iterable
 from typing import Any, ClassVar, Self
@@ -144,9 +145,15 @@ class Packed:
                 f"{type(self).__name__}.{name} was not computed. A component that reads it must declare "
                 f"needs=({name!r},); if you build the inputs yourself, pass {name}=…"
             )
+        kinds = {kind: sorted({*_known(kind), *dir(kind)}) for kind in Packed.__subclasses__()}  # type: ignore[arg-type]
+        others = [kind.__name__ for kind, held in kinds.items() if name in held]
+        close = difflib.get_close_matches(name, kinds.get(type(self), ()), n=1)
         raise AttributeError(
-            f"{type(self).__name__!r} object has no attribute {name!r}; a component that reads a field of a plugin "
-            f"must list its function, the one marked @rlsdk.field({name!r}), in needs=(…,)"
+            f"{type(self).__name__!r} object has no attribute {name!r}"
+            + "".join(f"; {kind} has it" for kind in others)
+            + "".join(f"; did you mean {known}?" for known in close)
+            + f"; a component that reads a field of a plugin must list its function, the one marked "
+            f"@rlsdk.field({name!r}), in needs=(…,)"
         )
 
     def __repr__(self) -> str:

@@ -187,4 +187,4 @@ def _shown(value: Any) -> str:
         return visible(value, "\n").replace("\n", "\n      ")
     if isinstance(value, list) and value and all(isinstance(m, dict) and {"role", "content"} <= set(m) for m in value):
         return "".join(f"\n    {_shown(m['role'])}: {_shown(m['content'])}" for m in value)
-    return json.dumps(value, default=str, ensure_ascii=True)
+    return visible(json.dumps(value, default=str, ensure_ascii=False))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlsdk.config.schema import Config
+from rlsdk.config.schema import COMPONENT_KEYS, LISTS, Config
 from rlsdk.config.tree import Source, leaves
 from rlsdk.contracts import AlgorithmDefaults
 
@@ -29,7 +29,7 @@ def explained(source: Source, tree: Mapping[str, Any], faults: Sequence[str]) ->
     for fault in faults:
         match = _UNKNOWN.fullmatch(fault)
         known = []
-        if match:
+        if match and not (match["says"].startswith("unknown key") and _in_an_option(match["path"])):
             below = [path for path, _ in leaves(tree) if path.startswith((f"{match['path']}.", f"{match['path']}["))]
             known = list(dict.fromkeys(filter(None, map(hint, below or [match["path"]]))))
             near = "unknown option" in fault and "did you mean" in fault  # of the component's own
@@ -38,6 +38,12 @@ def explained(source: Source, tree: Mapping[str, Any], faults: Sequence[str]) ->
                 known = [f", did you mean {' or '.join(own)}?"]
         texts.append(f"{match['path']}: {match['says']}{''.join(known)}" if match and known else fault)
     return texts
+
+
+def _in_an_option(path: str) -> bool:
+    """Return whether a key belongs to the value of a component's option, such as `tasks.train.columns.level`."""
+    component = re.sub(r"\[\d+\]", "", path).rpartition(".")[0].rpartition(".")[0]
+    return component in (*COMPONENT_KEYS, *LISTS)
 
 
 def own_paths(name: str) -> list[str]:

@@ -5,6 +5,7 @@ Renamed sections are accepted under their old names, with a warning.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import re
@@ -56,8 +57,9 @@ def read(source: Source, overrides: Sequence[str] = ()) -> tuple[Tree, list[str]
     loaded, objects = _load(source)
     tree = current(loaded)
     objects = {(RENAMED.get(str(path[0]), path[0]), *path[1:]): value for path, value in objects.items()}
-    faults: list[str] = []
-    for override in current_overrides(overrides):
+    named = current_overrides(overrides)
+    faults = _replaced(named)
+    for override in named:
         fault = apply_override(tree, override)
         faults += [fault] if fault else []
     resolved, unresolved = _interpolate(tree)
@@ -152,6 +154,21 @@ def _put_back(tree: Tree, objects: Mapping[tuple[str | int, ...], Any]) -> None:
             continue
 
 
+def _replaced(overrides: Sequence[str]) -> list[str]:
+    """Return a fault for each override of a value that a later one replaces together with all around it."""
+    keys = [_path(text.partition("=")[0]) for text in overrides]
+    return [
+        f"override {overrides[i]!r}: has no effect, because {overrides[j]!r} comes after it and replaces all of "
+        f"{'.'.join(keys[j])}; write it after that one"
+        for i, j in itertools.combinations(range(len(keys)), 2)
+        if len(keys[j]) < len(keys[i]) and keys[i][: len(keys[j])] == keys[j]
+    ]
+
+
+def _path(key: str) -> list[str]:
+    return re.sub(r"\[(\d+)\]", r".\1", key.strip()).split(".")
+
+
 def apply_override(tree: Tree, text: str) -> str | None:
     """Apply one `key=value` to the tree; return the fault, or None."""
     if re.search(r"[\ud800-\udfff]", text):  # how Python represents bytes that are not UTF-8
@@ -161,7 +178,6 @@ def apply_override(tree: Tree, text: str) -> str | None:
     if "=" not in text or re.match(r"\s*[\w.\[\]]+\s*=", text) is None:
         return f"override {text!r}: expected key=value{_override_help(text)}"
     key, _, raw = text.partition("=")
-    key = key.strip()
     if raw.endswith("\\") or "\n" in raw:
         return f"override {text!r}: the value contains a line break or a backslash{CONTINUATION}"
     try:
@@ -171,7 +187,7 @@ def apply_override(tree: Tree, text: str) -> str | None:
         return f"override {text!r}: the value is not valid YAML ({problem}){_QUOTES}"
     except OmegaConfBaseException as error:
         return f"override {text!r}: {first_line(error)}{_DOLLAR}"
-    return _assign(tree, re.sub(r"\[(\d+)\]", r".\1", key).split("."), value, text)
+    return _assign(tree, _path(key), value, text)
 
 
 _DOLLAR = "; an interpolation is written ${key} or ${oc.env:NAME}, plain text with a dollar sign \\${"

@@ -137,7 +137,8 @@ class Foreign:
             columns = ", ".join(map(str, task.metadata)) or "none"
             raise DataError(
                 f"task {task.id!r}: {self.path} asks for {', '.join(missing)}, which the task does not have; its "
-                f"columns: {columns}"
+                f"columns: {columns}. A column that `columns` maps is passed under the name of the field, such as "
+                "`answer`, not under its own"
             )
         if self._parameters.others:
             return {name: value for name, value in offered.items() if name not in filled}

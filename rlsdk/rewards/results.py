@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,9 @@ def number(value: Any) -> Score:
     plain = _plain(value)
     if plain is None:
         return Score.invalid(_NOTHING)
+    if inspect.iscoroutine(plain):
+        plain.close()  # Python warns of one that nobody awaited
+        return Score.invalid(f"it returned the coroutine {plain.__qualname__} without awaiting it; expected a number")
     if not isinstance(plain, Real):
         return Score.invalid(f"it returned {reprlib.repr(value)}; expected a number")
     value = _float(plain)

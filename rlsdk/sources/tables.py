@@ -146,8 +146,13 @@ def find(paths: Sequence[str], split: str, suffix: str) -> list[str]:
 
 def _missing(system: Any, bare: str, split: str, suffix: str) -> str:
     if system.isdir(bare):
-        held = ", ".join(sorted(PurePosixPath(p).name for p in system.ls(bare, detail=False))[:10])
-        return f"the folder holds neither {split}.{suffix} nor {split}-*.{suffix}; it holds: {held or 'nothing'}"
+        held = sorted(PurePosixPath(p).name for p in system.ls(bare, detail=False))
+        saved = any(name.endswith(".arrow") or name == "dataset_dict.json" for name in held)
+        return (
+            f"the folder holds neither {split}.{suffix} nor {split}-*.{suffix}; "
+            f"it holds: {', '.join(held[:10]) or 'nothing'}"
+            + (f"; `save_to_disk` of datasets wrote it: read it as {{use: hub, name: {bare}}}" if saved else "")
+        )
     folder = str(PurePosixPath(bare).parent)
     siblings = [PurePosixPath(p).name for p in system.ls(folder, detail=False)] if system.isdir(folder) else []
     if system.exists(bare):

@@ -181,6 +181,18 @@ def test_an_absent_field_is_named():
         x.only(("values",)).entropy  # noqa: B018
 
 
+def test_a_name_that_only_the_other_inputs_have_is_named_with_the_nearest_one(make_credit):
+    plane = torch.tensor([[-1.0]])
+    loss = LossInputs.from_padded(plane, plane, torch.tensor([2.0]), torch.tensor([[1]]))
+    credit = make_credit()
+    with pytest.raises(AttributeError, match=r"'old_logprobs'; LossInputs has it; did you mean logprobs\?; a"):
+        _ = credit.old_logprobs
+    with pytest.raises(AttributeError, match=r"'per_token'; CreditInputs has it; a component"):
+        _ = loss.per_token
+    with pytest.raises(AttributeError, match=r"'sequence_sums'; did you mean sequence_sum\?; a component"):
+        _ = loss.sequence_sums
+
+
 def test_groups_of_equal_values_have_exactly_that_mean():
     values = torch.tensor([0.1, 0.1, 0.1, 1000.0, 1000.1])
     x = CreditInputs(values, torch.tensor([0, 0, 0, 1, 1]), torch.zeros(5).long(), torch.zeros(0).bool())

@@ -53,6 +53,26 @@ def test_the_last_override_of_a_key_wins():
     assert tree({}, "steps=1", "steps=2") == {"steps": 2}
 
 
+@pytest.mark.parametrize(
+    ("lost", "later"),
+    [
+        ("algorithm.policy_loss.clip_high=0.3", "algorithm=rloo"),
+        ("algorithm.policy_loss.clip_high=0.3", "algorithm.policy_loss=gspo"),
+        ("reward[0].weight=2", "reward=[x]"),
+        ("reward[0].weight=2", "reward.0=z"),
+    ],
+)
+def test_an_override_that_a_later_one_replaces_is_a_fault(lost, later):
+    given = {"algorithm": "grpo", "reward": ["x", "y"]}
+    message = fault(given, lost, later)
+    assert f"override {lost!r}: has no effect, because {later!r} comes after it and replaces all of" in message
+    tree(given, later, lost)  # the other order sets both
+
+
+def test_overrides_whose_names_only_begin_alike_are_kept():
+    assert tree({}, "eval.every=1", "eva=2", "evaluation=3") == {"eval": {"every": 1}, "eva": 2, "evaluation": 3}
+
+
 def test_what_is_merged_into_a_name_spells_it_out():
     assert tree({"algorithm": "grpo"}, "algorithm.kl_coef=0") == {"algorithm": {"use": "grpo", "kl_coef": 0}}
     part = tree({"algorithm": {"use": "grpo", "policy_loss": "ppo"}}, "algorithm.policy_loss.clip_high=0.3")

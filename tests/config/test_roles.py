@@ -126,8 +126,8 @@ def test_a_warm_up_is_refused_if_the_learner_cannot_train_the_critic_alone_or_if
     assert not said("steps=3")
     (fault,) = said("steps=3", "learner=my_learner/my_learner", **own)
     assert "the learner 'my_learner/my_learner' cannot train the critic without the actor, since it" in fault
-    apart = "critic={ranks: 1, learner: deepspeed}"
-    assert not said("steps=3", "learner=my_learner/my_learner", apart, **own)
+    apart = ("critic.ranks=1", "critic.learner=deepspeed")
+    assert not said("steps=3", "learner=my_learner/my_learner", *apart, **own)
     for length in (["steps=2"], ["steps=null", "epochs=1", "batch_size=4", "tasks.train={use: countdown, size: 8}"]):
         (fault,) = said(*length)
         assert fault.endswith("so the actor would never be trained; give fewer than the run has")

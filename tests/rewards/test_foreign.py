@@ -288,8 +288,18 @@ def test_trl_token_ids_are_those_of_the_response(load):
 
 def test_a_missing_column_is_the_fault_of_the_data(load):
     reward = load("def reward(completions, solutions, **kwargs): return [0.0] * len(completions)")
-    with pytest.raises(DataError, match=r"task 't1': mine.py:reward asks for solutions, .* columns: level, extra_info"):
+    with pytest.raises(DataError, match=r"task 't1': mine.py:reward asks for solutions, .*: level, extra_info\. A"):
         reward(answers("a"))
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_forgotten_await_is_the_reason(load):
+    reward = load("""
+        async def one(completion): return 1.0
+        async def reward(completions, **kwargs): return [one(c) for c in completions]
+    """)
+    (score,) = asyncio.run(reward(answers("a")))
+    assert score.reason == "it returned the coroutine one without awaiting it; expected a number"
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,13 @@ def test_show_lines(tmp_path):
     ]
 
 
+def test_show_values_within_lists_and_mappings_as_they_are_written(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"a": {"émoji": ["🦊", "\\u202ex"]}}\n', encoding="utf-8")
+    shown = run("show", tmp_path / "a.jsonl").output
+    assert '{"émoji": ["🦊", ' in shown
+    assert "\u202e" not in shown
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [

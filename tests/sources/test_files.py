@@ -302,6 +302,11 @@ def test_hub_datasets(tmp_path):
     assert [task.answer for task in load("hub", name=str(tmp_path / "saved"))] == ["6"]
     with pytest.raises(DataError, match="holds one split without a name, not 'test'"):
         load("hub", name=str(tmp_path / "saved"), split="test")
+    for source in ("parquet", "jsonl"):
+        with pytest.raises(
+            DataError, match=r"`save_to_disk` of datasets wrote it: read it as \{use: hub, name: .*saved"
+        ):
+            load(source, path=str(tmp_path / "saved"))
 
 
 @pytest.mark.parametrize(("offline", "advice"), [
