@@ -16,6 +16,7 @@ import numpy as np
 from rlsdk import weights as transport
 from rlsdk.cluster.actors import IDENTIFY_SECONDS, RunActor, spawn
 from rlsdk.cluster.compiled import keep_compiled
+from rlsdk.cluster.streams import pickled
 from rlsdk.contracts import (
     ActorSpec,
     Adapter,
@@ -107,8 +108,8 @@ class EngineActor(RunActor):
         self._vocabulary = vocabulary_size(model)
         settle()
 
-    async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Bundle | Progress]:
-        """Admit requests in this order and yield their completions as they finish (`num_returns="streaming"`).
+    async def generate(self, requests: Sequence[Request]) -> AsyncIterator[bytes]:
+        """Admit requests in this order and yield their completions as they finish, in bundles; see `streamed`.
 
         For requests with `stream`, tokens arrive as `Progress` before the completion, which contains them all again.
 
@@ -139,9 +140,9 @@ class EngineActor(RunActor):
                 sampled = self._engine.sampled(stream.streamed) if stream.streamed else []
                 if sampled:
                     stream.streamed |= {(s.request, s.index): s.start + len(s.token_ids) for s in sampled}
-                    yield Progress(sampled)
+                    yield pickled(Progress(sampled))
                 if ready:
-                    yield Bundle(ready)
+                    yield pickled(Bundle(ready))
         finally:
             for request in requests:
                 self._streams.pop(request.id, None)

@@ -15,6 +15,7 @@ import attrs
 import numpy as np
 
 from rlsdk.cluster.actors import cause_of, described, died
+from rlsdk.cluster.streams import streamed
 from rlsdk.contracts import Completion, Request, Sampled, Sampling
 from rlsdk.engines.messages import Progress
 from rlsdk.errors import EngineError, ValueFault
@@ -302,9 +303,8 @@ class EngineClient:
         waiting = {request.id: merged for request, merged in batch}
         unanswered = whole = sum(request.n for request, _ in batch)
         try:
-            stream = engine.actor.generate.options(num_returns="streaming").remote([request for request, _ in batch])
-            async for reference in stream:
-                message: list[Completion] | Progress = await reference
+            message: list[Completion] | Progress
+            async for message in streamed(engine.actor.generate, [request for request, _ in batch]):
                 if isinstance(message, Progress):
                     for sampled in message.sampled:
                         waiting[sampled.request].show(sampled)

@@ -19,6 +19,7 @@ from typing import Any
 import attrs
 
 from rlsdk.cluster.actors import RunActor, described, kill, spawn
+from rlsdk.cluster.streams import pickled, streamed
 from rlsdk.components import Isolation
 from rlsdk.environments.host import EnvHost, EnvSpec
 from rlsdk.errors import EnvironmentFault, RlsdkError, WorldLostError
@@ -152,15 +153,15 @@ class EnvWorkerActor(RunActor):
         if not self._running:
             self._idle.set()
 
-    async def answers(self) -> AsyncIterator[list[Answer]]:
-        """Yield the results of calls as they end, forever (`num_returns="streaming"`)."""
+    async def answers(self) -> AsyncIterator[bytes]:
+        """Yield the results of calls as they end, lists of `Answer`, forever; see `streamed`."""
         while True:
             await self._some.wait()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), INTERVAL)
             self._some.clear()
             ready, self._ready = self._ready, []
-            yield ready
+            yield pickled(ready)
 
     async def _run(self, number: int, call: Awaitable[Any]) -> None:
         answer: Any
@@ -295,18 +296,16 @@ class EnvWorker:
 
     async def _listen(self) -> None:
         """Receive answers until the worker is gone."""
-        import ray
-
         try:
-            async for reference in self._actor.answers.options(num_returns="streaming").remote():
-                answers = await reference
+            answers: list[Answer]
+            async for answers in streamed(self._actor.answers):
                 self._heard = asyncio.get_running_loop().time()
                 for number, answer in answers:
                     waiting = self._waiting.get(number)
                     if waiting is not None and not waiting.done():
                         waiting.set_result(answer)
             self.lose("it ended")
-        except ray.exceptions.RayError as error:
+        except Exception as error:  # noqa: BLE001 - whoever waits for this worker gets it
             if getattr(error, "actor_init_failed", False):
                 self.gone = f"{self.name} did not start: {error}; {self.log}"
                 self._fail(EnvironmentFault(self.gone))

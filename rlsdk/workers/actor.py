@@ -19,6 +19,7 @@ import cloudpickle
 
 from rlsdk.cluster.actors import IDENTIFY_SECONDS, RunActor, cause_of, died, kill, reason
 from rlsdk.cluster.portable import PortablePlan, Surroundings, portable
+from rlsdk.cluster.streams import pickled, streamed
 from rlsdk.isolation.process import settle
 from rlsdk.isolation.vitals import Identity
 from rlsdk.isolation.watching import RECORDER
@@ -131,15 +132,15 @@ class RolloutWorkerActor(RunActor):
         self._early[serial] = commands
         self._proceed()
 
-    async def answers(self) -> AsyncIterator[WorkerReport]:
-        """Yield the results of commands, forever (`num_returns="streaming"`)."""
+    async def answers(self) -> AsyncIterator[bytes]:
+        """Yield the results of commands, each a `WorkerReport`, forever; see `streamed`."""
         while True:
             await self._some.wait()
             self._some.clear()
             answers, self._answers = self._answers, []
             notices, self._notices = self._notices, []
             if self._maker is not None:
-                yield WorkerReport(self._maker.counters(), answers, notices)
+                yield pickled(WorkerReport(self._maker.counters(), answers, notices))
             await asyncio.sleep(INTERVAL)
 
     def _proceed(self) -> None:
@@ -320,17 +321,17 @@ class RolloutWorker:
     async def _listen(self) -> None:
         """Receive answers until the worker is gone."""
         try:
-            async for reference in self.actor.answers.options(num_returns="streaming").remote():
-                self._hear(await reference)
+            async for report in streamed(self.actor.answers):
+                self._hear(report)
         except Exception as error:  # noqa: BLE001 - whoever waits for this worker gets it
             if not self.gone:
                 self._events.lost(self, error if died(error) else cause_of(error))  # type: ignore[arg-type]
 
-    def _hear(self, bundle: WorkerReport) -> None:
-        self.counters = bundle.counters
-        for notice in bundle.notices:
+    def _hear(self, report: WorkerReport) -> None:
+        self.counters = report.counters
+        for notice in report.notices:
             self._events.noticed(self, notice)
-        for number, answer in bundle.answers:
+        for number, answer in report.answers:
             if number in self._confirmations:
                 self._confirm(number)
             else:

@@ -87,7 +87,7 @@ async def measured(maker: GroupMaker, tokens: int) -> Costs:
         assert all(rollout.loss_mask.sum() == TURNS * tokens for rollout in rollouts)
 
     await make("warm")
-    settle()  # as a run does before its first step
+    settle(rollouts=True)  # as a run does before its first step
     idle = used()
     await asyncio.sleep(IDLE_SECONDS)
     before, began = used(), time.perf_counter()

@@ -21,6 +21,7 @@ import torch
 from ray.exceptions import ActorDiedError
 
 import rlsdk
+from rlsdk.cluster.streams import streamed
 from rlsdk.contracts import ActorSpec, Completion, Model, Request, Sampled, Sampling, TopTokens, Weights
 from rlsdk.engines.actor import Bundle, EngineActor, Progress, launch
 from rlsdk.engines.starting import engine_clocks
@@ -146,7 +147,7 @@ def play(
 
 
 async def collect(actor: EngineActor, *requests: Request) -> list[list[Completion]]:
-    return [list(part) async for part in actor.generate(requests)]
+    return [list(pickle.loads(part)) async for part in actor.generate(requests)]
 
 
 async def reach(engine: Scripted, steps: int) -> None:
@@ -180,8 +181,9 @@ def test_a_request_that_streams_shows_its_tokens_before_its_completion() -> None
     async def body(actor: EngineActor, engine: Scripted) -> None:
         shown: list[Sampled] = []
         done: list[Completion] = []
-        streamed = attrs.evolve(ask("a", 40, n=2), stream=True)
-        async for message in actor.generate([streamed, ask("b", 60)]):
+        watched = attrs.evolve(ask("a", 40, n=2), stream=True)
+        async for part in actor.generate([watched, ask("b", 60)]):
+            message = pickle.loads(part)
             (shown if isinstance(message, Progress) else done).extend(getattr(message, "sampled", message))
             assert not done or len(shown) > 2
         assert [c.request for c in done] == ["a", "a", "b"] and {s.request for s in shown} == {"a"}
@@ -630,8 +632,8 @@ def by_value() -> Iterator[None]:
 
 async def _stream(actor: Any, requests: Sequence[Request]) -> list[Completion]:
     found: list[Completion] = []
-    async for part in actor.generate.options(num_returns="streaming").remote(requests):
-        found += await part
+    async for part in streamed(actor.generate, requests):
+        found += part
     return found
 
 

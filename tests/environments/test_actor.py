@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 
 import pytest
 
@@ -27,7 +28,7 @@ def test_messages_that_come_out_of_order_are_begun_in_theirs() -> None:
         await actor.take(0, messages[0])
         reset = await anext(answers)
         await actor.take(2, messages[2])
-        return reset, await anext(answers)
+        return pickle.loads(reset), pickle.loads(await anext(answers))
 
     [(first, shown)], [(second, step)] = asyncio.run(asyncio.wait_for(body(), 30))
     assert (first, second) == (5, 5)
@@ -43,7 +44,7 @@ def test_calls_that_run_at_the_same_time_are_answered_in_one_message(monkeypatch
         actor = EnvWorkerActor(1, "")
         resets = [Reset(number, 0, {}, seed=number, seconds=10.0) for number in range(8)]
         await actor.take(0, [Register(0, reference, "thread"), *resets])
-        return sorted(number for number, _ in await anext(actor.answers()))
+        return sorted(number for number, _ in pickle.loads(await anext(actor.answers())))
 
     assert asyncio.run(asyncio.wait_for(body(), 30)) == list(range(8))
 
@@ -58,6 +59,6 @@ def test_an_answer_does_not_wait_for_a_call_that_takes_long() -> None:
         await anext(answers)
         # Environment 0 sleeps for a minute.
         await actor.take(1, [Act(0, "99", seconds=60.0), Reset(1, 0, {}, seed=0, seconds=60.0)])
-        return [number for number, _ in await anext(answers)]
+        return [number for number, _ in pickle.loads(await anext(answers))]
 
     assert asyncio.run(asyncio.wait_for(body(), 30)) == [1]
