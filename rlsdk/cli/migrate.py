@@ -20,7 +20,7 @@ from rlsdk.errors import ConfigError
 from rlsdk.migration import FRAMEWORKS, KeyReport, Migration
 from rlsdk.migration import migrate as convert
 from rlsdk.migration.convert import recognise
-from rlsdk.migration.rows import Status
+from rlsdk.migration.rules import Status
 from rlsdk.runlog.folder import replace_text
 
 STATUSES: Mapping[Status, str] = {

@@ -14,11 +14,12 @@ import attrs
 import yaml
 
 from rlsdk.errors import ConfigError
-from rlsdk.migration.parts import UNREAD
 from rlsdk.migration.python_options import Unread
 from rlsdk.migration.reading import ForeignConfig, flattened, given, read, read_text
-from rlsdk.migration.rows import NOTES, Framework, Given, KeyRule, Status, UnfitError
+from rlsdk.migration.rules import NOTES, Framework, Given, KeyRule, Status
+from rlsdk.migration.shared.tasks import UNREAD
 from rlsdk.migration.shell import from_environment
+from rlsdk.migration.values import UnfitError
 from rlsdk.options import nearest
 
 FRAMEWORKS = ("verl", "roll", "trinity", "xtuner", "trl", "openrlhf")

@@ -14,7 +14,8 @@ import yaml
 from rlsdk.errors import ConfigError
 from rlsdk.migration import python_files, shell
 from rlsdk.migration.python_files import PythonConfig
-from rlsdk.migration.rows import Framework, Given, KeyRule, text, texts
+from rlsdk.migration.rules import Framework, Given, KeyRule
+from rlsdk.migration.values import text, texts
 
 LARGEST = 1_000_000
 """Maximum bytes of a file; configurations have a hundredth of that."""

@@ -14,7 +14,8 @@ from rlsdk.config.schema import Config
 from rlsdk.migration import FRAMEWORKS, Migration, framework
 from rlsdk.migration.convert import convert
 from rlsdk.migration.reading import ForeignConfig, flattened, nested
-from rlsdk.migration.rows import Choice, KeyRule
+from rlsdk.migration.rules import KeyRule
+from rlsdk.migration.values import Choice
 
 ENVIRONMENT = {"env_type": "gymnasium", "env_config": {"id": "CartPole-v1"}}
 SAMPLES = "agent_loop_manager_cfg.tasks.sampler_config"

@@ -5,23 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlsdk.migration.rows import (
-    Given,
-    KeyOutcome,
-    UnfitError,
-    changed,
-    choice,
-    count,
-    ignored,
-    missing,
-    number,
-    numbers,
-    part,
-    same,
-    text,
-    two,
-    unless,
-)
+from rlsdk.migration.rows import changed, ignored, missing, part, same, table, unless
+from rlsdk.migration.rules import Given, KeyOutcome
+from rlsdk.migration.values import UnfitError, choice, count, number, numbers, text, two
 
 TRAINERS = ("grpo", "rloo", "async_grpo", "gmpo", "online_dpo", "ppo")
 _WITHOUT_CORRECTION = {"vllm_importance_sampling_correction": False}
@@ -107,6 +93,8 @@ OTHERS: Mapping[str, str] = {
     ),
 }
 """Commands and classes that are not converted -> the setting that replaces them."""
+_EOS = "rlsdk always ends an answer at the end-of-sequence token"
+_OWN_STEP = "the critic has an optimiser of its own, whose steps do not depend on a factor of its loss"
 
 
 def answers_per_row(given: Given) -> int:
@@ -192,26 +180,23 @@ def _reference(value: str, given: Given) -> Mapping[str, Any] | KeyOutcome:
     return {"model.reference": value}
 
 
-_EOS = "rlsdk always ends an answer at the end-of-sequence token"
-_OWN_STEP = "the critic has an optimiser of its own, whose steps do not depend on a factor of its loss"
-
-ROWS = (
+ROWS = table(
     # Online DPO
     part("max_length", "model.max_length max_prompt_tokens", count, 512, "prompt and answer together"),
-    part("missing_eos_penalty", "algorithm.shaping", number, 1.0, "overlong: the penalty of an answer of the greatest length"),
-    missing("judge.**", "reward: judge scores each answer by a served model, and algorithm: dpo takes the better one", "x"),
-    missing("judge", "reward: judge scores each answer by a served model, and algorithm: dpo takes the better one", "x"),
-    *(ignored(f"{name}{end}", "tokenizers are read from the folders of the models", "x")
-      for name in ("processing_class", "reward_processing_class", "reward_processing_classes", "reward_tokenizer", "tokenizer")
-      for end in ("", ".**")),
+    part("missing_eos_penalty", "algorithm.shaping", number, 1.0,
+        "overlong: the penalty of an answer of the greatest length"),
+    missing("judge.** judge",
+        "reward: judge scores each answer by a served model, and algorithm: dpo takes the better one"),
+    (ignored(f"{name} {name}.**", "tokenizers are read from the folders of the models")
+     for name in ("processing_class", "reward_processing_class", "reward_processing_classes", "reward_tokenizer",
+                  "tokenizer")),
     # PPO
-    *(same(f"ref_model.{name}", "model.reference", text, "o/reference", _reference)
-      for name in ("argument_1", "pretrained_model_name_or_path")),
-    ignored("ref_model.**", "the reference has the settings of model", "x"),
-    *(same(f"value_model.{name}", "model.critic", text, "o/reward-model")
-      for name in ("argument_1", "pretrained_model_name_or_path")),
-    ignored("value_model.**", "the critic has the settings of model", "x"),
-    ignored("reward_model.**", "scoring decides where and how a reward model runs", "x"),
+    same("ref_model.argument_1 ref_model.pretrained_model_name_or_path", "model.reference", text, "o/reference",
+        _reference),
+    ignored("ref_model.**", "the reference has the settings of model"),
+    same("value_model.argument_1 value_model.pretrained_model_name_or_path", "model.critic", text, "o/reward-model"),
+    ignored("value_model.**", "the critic has the settings of model"),
+    ignored("reward_model.**", "scoring decides where and how a reward model runs"),
     changed("num_mini_batches", "minibatches", count, 1, "optimiser steps", _minibatches),
     changed("total_episodes", "steps", count, 10000, "in batches", _episodes),
     part("cliprange", "algorithm.policy_loss", number, 0.2),
@@ -220,17 +205,18 @@ ROWS = (
     part("lam", "algorithm.advantage.lam", number, 0.95),
     part("kl_coef", "algorithm.shaping", number, 0.05),
     part("kl_estimator", "algorithm.shaping", choice(("k1", "k3"), "the estimator"), "k1"),
-    ignored("vf_coef", _OWN_STEP, 0.1),
+    ignored("vf_coef", _OWN_STEP),
     unless("whiten_rewards", (False,), "algorithm.shaping: [reward_norm] normalises the rewards of answers", True),
-    *(ignored(name, _EOS, "eos") for name in ("stop_token", "stop_token_id")),
-    *(ignored(name, "computed from the sizes of batches", 8) for name in (
-        "world_size", "num_total_batches", "micro_batch_size", "local_batch_size", "local_mini_batch_size", "mini_batch_size")),
-    ignored("local_rollout_forward_batch_size", "learner.micro_batch_tokens", 64),
-    ignored("num_sample_generations", "`rlsdk rollouts RUN` shows the samples", 10),
-    *(ignored(name, "learner.lora trains one adapter; the reference is the model without it", "x")
-      for name in ("model_adapter_name", "ref_adapter_name")),
-    ignored("dataset_num_proc", "tasks are read on demand", 4),
+    ignored("stop_token stop_token_id", _EOS),
+    ignored("world_size num_total_batches micro_batch_size local_batch_size local_mini_batch_size "
+        "mini_batch_size", "computed from the sizes of batches"),
+    ignored("local_rollout_forward_batch_size", "learner.micro_batch_tokens"),
+    ignored("num_sample_generations", "`rlsdk rollouts RUN` shows the samples"),
+    ignored("model_adapter_name ref_adapter_name",
+        "learner.lora trains one adapter; the reference is the model without it"),
+    ignored("dataset_num_proc", "tasks are read on demand"),
     # GRPO with a buffer
-    missing("replay_buffer_size", "algorithm.filters: [nonzero_variance] with rollout.dynamic_sampling: true samples other groups in "
-            "place of those of equal rewards", 64),
+    missing("replay_buffer_size",
+        "algorithm.filters: [nonzero_variance] with rollout.dynamic_sampling: true samples other groups in "
+        "place of those of equal rewards"),
 )  # fmt: skip

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlsdk.migration.rows import NOTES, Given, KeyOutcome, UnfitError, texts
+from rlsdk.migration.rules import NOTES, Given, KeyOutcome
+from rlsdk.migration.values import UnfitError, texts
 
 MOST_TURNS = 64
 """Answers of a rollout with tools where TRL sets no limit."""

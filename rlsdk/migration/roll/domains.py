@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-from rlsdk.migration.rows import Given, KeyOutcome, number, text, texts
+from rlsdk.migration.rules import Given, KeyOutcome
+from rlsdk.migration.values import number, text, texts
 
 REWARDS: Mapping[str, Mapping[str, Any]] = {
     "MathRuleRewardWorker": {"use": "math"},

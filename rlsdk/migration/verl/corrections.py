@@ -1,33 +1,18 @@
-"""Policy losses of veRL, and its corrections of the mismatch between engine and learner."""
+"""Corrections of veRL for the mismatch between engine and learner."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from rlsdk.migration.parts import ZOO
-from rlsdk.migration.rows import (
-    Choice,
-    Given,
-    KeyOutcome,
-    UnfitError,
-    changed,
-    choice,
-    flag,
-    missing,
-    number,
-    only_with,
-    part,
-    same,
-    text,
-    texts,
-    unless,
-)
+from rlsdk.migration.rows import changed, missing, only_with, part, same, table, under, unless
+from rlsdk.migration.rules import Given, KeyOutcome
+from rlsdk.migration.shared.learner import ZOO
+from rlsdk.migration.values import Choice, UnfitError, choice, flag, number, text, texts
+from rlsdk.migration.verl.algorithm import DPPO, policy_loss
+from rlsdk.migration.verl.sizes import ACTOR
 
-ACTOR = "actor_rollout_ref.actor"
 CORRECTION = "algorithm.rollout_correction"
-LOSSES = ("vanilla", "gspo", "sapo", "gpg", "clip_cov", "kl_cov", "geo_mean", "cispo", "dro", "dppo_tv", "dppo_kl")
-DPPO = ("dppo_tv", "dppo_kl")
 REJECTIONS: Mapping[str, tuple[str, str]] = {
     "token_k1": ("token_mask", "k1"),
     "seq_sum_k1": ("sequence_mask", "k1"),
@@ -42,48 +27,6 @@ REJECTIONS: Mapping[str, tuple[str, str]] = {
 
 The older names have bounds on the ratio.
 """
-
-
-def policy_loss(name: str, given: Given) -> KeyOutcome:
-    """Convert a policy loss with its options."""
-    both = given.read(f"{ACTOR}.clip_ratio", number, 0.2)
-    bounds = {
-        "clip_low": given.read(f"{ACTOR}.clip_ratio_low", number, both),
-        "clip_high": given.read(f"{ACTOR}.clip_ratio_high", number, both),
-    }
-    cap = {"dual_clip": given.read(f"{ACTOR}.clip_ratio_c", number, 3.0)}
-    loss = f"{ACTOR}.policy_loss"
-    options: dict[str, dict[str, Any]] = {
-        "vanilla": {"use": "ppo", **bounds, **cap},
-        "gspo": {"use": "gspo", **bounds, "dual_clip": None},
-        "cispo": {"use": "cispo", **bounds},
-        "geo_mean": {"use": "geo_mean", **bounds, "dual_clip": None},
-        "gpg": {"use": "gpg"},
-        "sapo": {
-            "use": "sapo",
-            "tau_pos": given.read(f"{ACTOR}.tau_pos", number, 1.0),
-            "tau_neg": given.read(f"{ACTOR}.tau_neg", number, 1.05),
-        },
-        "clip_cov": {
-            "use": "clip_cov",
-            **bounds,
-            "ratio": given.read(f"{loss}.clip_cov_ratio", number, 0.0002),
-            "cov_low": given.read(f"{loss}.clip_cov_lb", number, 1.0),
-            "cov_high": given.read(f"{loss}.clip_cov_ub", number, 5.0),
-        },
-        "kl_cov": {
-            "use": "kl_cov",
-            "ratio": given.read(f"{loss}.kl_cov_ratio", number, 0.0002),
-            "kl_coef": given.read(f"{loss}.ppo_kl_coef", number, 0.1),
-        },
-        "dro": {"use": "zoo/kimi", "tau": given.read(f"{loss}.dro_beta", number, 0.1), "level": "token"},
-        **{each: {"use": "zoo/dppo", "divergence": each[5:], "threshold": bounds["clip_high"]} for each in DPPO},
-    }
-    note = "veRL always uses seq-mean-token-mean for it: set algorithm.aggregate" if name in ("gspo", "sapo") else ""
-    note = ZOO if name == "dro" else note
-    if name in DPPO:
-        note = f"{ZOO}; as in the paper, relative to the sampler, with one threshold (clip_ratio_high) and no cap"
-    return KeyOutcome({"algorithm.policy_loss": options[name]}, note)
 
 
 def _correction(level: str, given: Given) -> KeyOutcome:
@@ -226,22 +169,24 @@ def _thresholds(value: Any) -> list[list[float]]:
     return [_bounds(each) for each in _listed(value)]
 
 
-ROWS = (
-    same(f"{CORRECTION}.rollout_is", "algorithm.correction", choice(("token", "sequence"), "rollout_is"), "token",
-         _correction),
-    part(f"{CORRECTION}.rollout_is_threshold", "algorithm.correction algorithm.policy_loss.cap", _bounds, 2.0),
-    changed(f"{CORRECTION}.rollout_rs", "algorithm.correction", _listed, "token_k1", "a correction", _rejected),
-    part(f"{CORRECTION}.rollout_rs_threshold", "algorithm.correction", _thresholds, "0.5_2.0"),
-    changed(f"{CORRECTION}.bypass_mode", "old_logprobs algorithm.policy_loss", flag, True,
+ROWS = table(
+    under(CORRECTION,
+        same("rollout_is", "algorithm.correction", choice(("token", "sequence"), "rollout_is"), "token", _correction),
+        part("rollout_is_threshold", "algorithm.correction algorithm.policy_loss.cap", _bounds, 2.0),
+        changed("rollout_rs", "algorithm.correction", _listed, "token_k1", "a correction", _rejected),
+        part("rollout_rs_threshold", "algorithm.correction", _thresholds, "0.5_2.0"),
+        changed("bypass_mode", "old_logprobs algorithm.policy_loss", flag, True,
             "the engine's logprobs replace the old ones", _bypass),
-    part(f"{CORRECTION}.loss_type", "algorithm.policy_loss", text, "ppo_clip"),
-    unless(f"{CORRECTION}.rollout_is_batch_normalize", (False,), "weights are not normalised; see correction: tis", True),
+        part("loss_type", "algorithm.policy_loss", text, "ppo_clip"),
+        unless("rollout_is_batch_normalize", (False,), "weights are not normalised; see correction: tis", True)),
     same("algorithm.rollout_is", "algorithm.correction", flag, True, _older_correction),
-    *(part(f"algorithm.rollout_is_{name}", "algorithm.correction", read, sample) for name, read, sample in (
-        ("threshold", number, 2.0), ("threshold_lower", number, 0.5), ("level", text, "token"), ("mode", text, "mask"))),
+    part("algorithm.rollout_is_threshold", "algorithm.correction", number, 2.0),
+    part("algorithm.rollout_is_threshold_lower", "algorithm.correction", number, 0.5),
+    part("algorithm.rollout_is_level", "algorithm.correction", text, "token"),
+    part("algorithm.rollout_is_mode", "algorithm.correction", text, "mask"),
     only_with("algorithm.rollout_is", "algorithm.rollout_is_veto_threshold",
-              "a single outlier does not mask an answer; see correction: geometric", 1e-4),
+        "a single outlier does not mask an answer; see correction: geometric", 1e-4),
     same(f"{ACTOR}.tis_imp_ratio_cap", "algorithm.correction", number, 2.0,
-         lambda v, given: {"algorithm.correction": {"use": "tis", "cap": v}} if v > 0 else {}),
-    missing("algorithm.rollout_correction.**", "see rlsdk plugins correction", 1),
+        lambda v, given: {"algorithm.correction": {"use": "tis", "cap": v}} if v > 0 else {}),
+    missing("algorithm.rollout_correction.**", "see rlsdk plugins correction"),
 )  # fmt: skip

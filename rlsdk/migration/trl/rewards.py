@@ -6,10 +6,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from rlsdk.migration.parts import likely_reward
 from rlsdk.migration.python_files import KIND
-from rlsdk.migration.rows import NOTES, Given, KeyOutcome, numbers, texts
-from rlsdk.migration.trl_trainers import own_shaping
+from rlsdk.migration.rules import NOTES, Given, KeyOutcome
+from rlsdk.migration.shared.tasks import likely_reward
+from rlsdk.migration.trl.trainers import own_shaping
+from rlsdk.migration.values import numbers, texts
 
 REWARDS: Mapping[str, Mapping[str, Any]] = {
     "accuracy_reward": {"use": "math"},

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlsdk.migration.parts import dataset, evaluated, unshuffled
-from rlsdk.migration.rows import NOTES, Given, KeyOutcome, KeyRule, number, same, text, texts
+from rlsdk.migration.rows import same
+from rlsdk.migration.rules import NOTES, Given, KeyOutcome, KeyRule
+from rlsdk.migration.shared.engines import evaluated
+from rlsdk.migration.shared.tasks import dataset, unshuffled
+from rlsdk.migration.values import number, text, texts
 
 INPUT = "buffer.explorer_input"
 TASKSETS = (f"{INPUT}.taskset", f"{INPUT}.tasksets.*")
@@ -78,34 +81,23 @@ def _order(given: Given, where: str) -> tuple[str, str | None]:
     return kind, f"-{keys[0]}" if len(keys) == 1 else None
 
 
-def selector_rule(key: str) -> KeyRule:
-    """Return the rule of the selector, which orders the tasks."""
-
-    def give(value: Any, given: Given) -> KeyOutcome:
-        kind, sort_by = _order(given, given.key.rsplit(".", 2)[0])
-        if kind in ("sequential", "shuffle", "random"):
-            return KeyOutcome({})
-        if kind == "offline_easy2hard":
-            if sort_by:
-                return KeyOutcome({}, "tasks with equal values keep the order of the data")
-            return KeyOutcome.missing("tasks.train.sort_by takes one column: write a column that orders the tasks")
-        if kind == "difficulty_based":
-            target = given.read(f"{given.key.rpartition('.')[0]}.kwargs.target_reward", number, 1.0)
-            return KeyOutcome({"rollout.sampler": {"use": "by_pass_rate", "target": target}}, _BY_DIFFICULTY)
-        return KeyOutcome.missing(NO_SELECTOR)
-
-    to = ("tasks.train.shuffle", "rollout.sampler")
-    return KeyRule(f"{key}.selector_type", "mapped", to, "", "sequential", text, give)
+def selector(value: Any, given: Given) -> KeyOutcome:
+    kind, sort_by = _order(given, given.key.rsplit(".", 2)[0])
+    if kind in ("sequential", "shuffle", "random"):
+        return KeyOutcome({})
+    if kind == "offline_easy2hard":
+        if sort_by:
+            return KeyOutcome({}, "tasks with equal values keep the order of the data")
+        return KeyOutcome.missing("tasks.train.sort_by takes one column: write a column that orders the tasks")
+    if kind == "difficulty_based":
+        target = given.read(f"{given.key.rpartition('.')[0]}.kwargs.target_reward", number, 1.0)
+        return KeyOutcome({"rollout.sampler": {"use": "by_pass_rate", "target": target}}, _BY_DIFFICULTY)
+    return KeyOutcome.missing(NO_SELECTOR)
 
 
-def features_rule(key: str) -> KeyRule:
-    """Return the rule of the columns that the selector reads."""
-
-    def give(value: Any, given: Given) -> KeyOutcome:
-        kind, _ = _order(given, given.key.rsplit(".", 2)[0])
-        return KeyOutcome.ignored(_BY_DIFFICULTY) if kind == "difficulty_based" else KeyOutcome({})
-
-    return KeyRule(f"{key}.feature_keys", "mapped", ("tasks.train.sort_by",), "", ["pass_rate"], texts, give)
+def features(value: Any, given: Given) -> KeyOutcome:
+    kind, _ = _order(given, given.key.rsplit(".", 2)[0])
+    return KeyOutcome.ignored(_BY_DIFFICULTY) if kind == "difficulty_based" else KeyOutcome({})
 
 
 def most_samples(value: int, given: Given) -> dict[str, Any]:
@@ -116,7 +108,7 @@ def most_samples(value: int, given: Given) -> dict[str, Any]:
     return {"eval.samples": max(value, *every)}
 
 
-def evaluation_sampling(name: str, sample: float) -> KeyRule:
+def evaluation_sampling(name: str, sample: float) -> tuple[KeyRule, ...]:
     """Return the rule of a sampling parameter of evaluations, which must be the same for all held-out tasks."""
     where = f"{INPUT}.eval_tasksets"
 

@@ -1,0 +1,1 @@
+"""Conversions that the tables of several trainers share."""

@@ -1,0 +1,169 @@
+"""Tasks, rewards and engines of TRL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlsdk.migration.python_files import LOADERS
+from rlsdk.migration.rules import NOTES, Given, KeyOutcome
+from rlsdk.migration.shared.tasks import dataset, template_variables, unshuffled
+from rlsdk.migration.shared.tracking import TRACKERS, trackers
+from rlsdk.migration.trl.model import ROUTER_LOSS, has_experts, of_adapters, peft
+from rlsdk.migration.trl.rewards import rewards_of
+from rlsdk.migration.trl.sizes import context_length, evaluates, every, prompt_length
+from rlsdk.migration.trl.tools import workflow_of
+from rlsdk.migration.values import flag, number, text, texts
+
+COLUMNS = "becomes a task source: set its columns"
+
+
+def reported(value: Any, given: Given) -> KeyOutcome:
+    names = texts(value)
+    if names == ["all"]:
+        return KeyOutcome({"trackers": []}, "list the trackers: " + ", ".join(TRACKERS), "missing")
+    trackio = {"project": given.get("project", "huggingface"), "space": given.get("trackio_space_id")}
+    return trackers(value, {"wandb": {"project": given.get("wandb_project")}, "trackio": trackio})
+
+
+def temperature(value: float, given: Given) -> dict[str, Any]:
+    """Set the temperature; evaluations sample as training does."""
+    found = {"sampling.temperature": value}
+    if not evaluates(given) or value <= 0:
+        return found
+    return {**found, "eval.temperature": value}
+
+
+def engine(value: bool, given: Given) -> dict[str, Any]:
+    if not value:
+        return {"engine.use": "transformers"}
+    return {
+        "engine.use": "vllm",
+        "engine.gpu_memory_utilization": given.read("vllm_gpu_memory_utilization", number, 0.3),
+        "engine.tensor_parallel_size": given.whole("vllm_tensor_parallel_size"),
+        "placement.gpus_per_engine": given.whole("vllm_tensor_parallel_size"),
+        "placement.colocate": str(given.get("vllm_mode", "colocate")) == "colocate",
+    }
+
+
+def model_path(value: Any, given: Given) -> dict[str, Any]:
+    return {"model.path": text(value), "model.max_length": context_length(given)}
+
+
+def folder_and_name(value: Any, given: Given) -> KeyOutcome:
+    folder = text(value).rstrip("/")
+    out, _, name = folder.rpartition("/")
+    values = {"name": name or folder, **({"out": out} if out else {})}
+    return KeyOutcome(values, "a run's folder is out/name")
+
+
+def finish(given: Given) -> dict[str, Any]:
+    found = {"max_prompt_tokens": prompt_length(given), **template_variables(given, "chat_template_kwargs")}
+    notes: tuple[str, ...] = ()
+    if not given.get("max_prompt_length"):
+        notes += (
+            f"max_prompt_tokens: longer prompts than {prompt_length(given)} tokens are dropped; TRL has no limit",
+        )
+    if "num_processes" not in given.flat:
+        notes += ("batches are those of one process: add num_processes=N to the command if you start N of them",)
+    name = given.get("dataset_name") or _loaded(given, "train_dataset")
+    if name is not None and isinstance(name, str):
+        split = str(given.get("dataset_train_split", given.get("train_dataset.split", "train")))
+        config = given.get("dataset_config") or given.get("train_dataset.argument_2")
+        files = data_files(given, "train_dataset", split)
+        column, system = given.get("dataset_prompt_column"), given.get("system_prompt")  # of Open R1
+        extra = {**({"config": config} if config else {}), **({"system": system} if system else {})}
+        found["tasks.train"] = files or dataset(name, split, {"prompt": column} if column else {}, **extra)
+        if evaluates(given):
+            whole = given.get("eval_dataset.class") not in (None, "load_dataset")  # the only split, without a name
+            held_out = str(
+                given.get("eval_dataset.split", given.get("dataset_test_split", "train" if whole else "test"))
+            )
+            other = _loaded(given, "eval_dataset") or name
+            source = found["tasks.train"] if other == name else dataset(other, held_out, {})
+            source = {**source, "split": held_out} if source["use"] == "hub" else dict(source)
+            found["tasks.eval"] = data_files(given, "eval_dataset", held_out) or source
+        if files and name not in ("json", "parquet"):
+            notes += (
+                f"tasks: no source reads {name}: save the data, dataset.to_json('train.jsonl'), and name that file",
+            )
+    adapter = peft(True, given) if given.get("peft_config.class") == "LoraConfig" else {}
+    every, told = _evaluations(given)
+    found, notes = found | adapter | every, notes + told + of_adapters(given)
+    if has_experts(given) and "router_aux_loss_coef" not in given.flat:
+        found["learner.router_loss_coef"] = ROUTER_LOSS
+        notes += (
+            f"learner.router_loss_coef: {ROUTER_LOSS} is the default of TRL 1, which adds the load-balancing loss of "
+            "every mixture of experts; earlier versions take router_aux_loss_coef of its config.json",
+        )
+    tools = workflow_of(given)
+    found, notes = {**tools, **found}, notes + tools.get(NOTES, ())
+    if mixture := _mixture(given):
+        found["tasks.train"] = mixture[0] if len(mixture) == 1 else mixture
+        if len(mixture) > 1 and not any("weight" in each for each in mixture):
+            notes += (
+                f"tasks.train: {len(mixture)} sources share each batch equally; TRL mixes them by size: set weights",
+            )
+    if "tasks.train" in found and not given.read("shuffle_dataset", flag, True):
+        found["tasks.train"] = unshuffled(found["tasks.train"])
+    rewards = {} if "reward" in tools else rewards_of(given, name)
+    return {**found, **rewards, NOTES: (*notes, *rewards.get(NOTES, ()))}
+
+
+def _evaluations(given: Given) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the steps between evaluations where TRL takes those between logs, and a note that says so."""
+    if not evaluates(given) or "eval_steps" in given.flat:
+        return {}, ()
+    outcome = every("eval.every", "eval_strategy")(given.read("logging_steps", number, 10.0), given)
+    return dict(outcome.values), (f"eval.every: {'TRL takes logging_steps' if outcome.values else outcome.note}",)
+
+
+def _loaded(given: Given, key: str) -> Any:
+    """Return what a script's `load_dataset` loads: a data set of the hub or a format such as json."""
+    if given.get(f"{key}.class", LOADERS[0]) not in LOADERS:
+        return None
+    return next((found for at in ("argument_1", "path", "dataset_path") if (found := given.get(f"{key}.{at}"))), None)
+
+
+def data_files(given: Given, key: str, split: str) -> dict[str, Any] | None:
+    """Return a source of the files that a script's `load_dataset` names, also by split; None if it names none."""
+    name = _loaded(given, key)
+    files = given.get(f"{key}.data_files", given.get(f"{key}.data_files.{split}"))
+    if not files or "/" in str(name):  # files of a data set of the hub
+        return None
+    return {"use": "parquet" if name == "parquet" else "jsonl", "path": files}
+
+
+def _mixture(given: Given) -> list[dict[str, Any]]:
+    """Return the sources of a mixture of data sets."""
+    found = []
+    for index in range(64):
+        where = f"datasets.{index}"
+        if (path := given.read(f"{where}.path", text)) is None:
+            break
+        files, split = given.get(f"{where}.data_files"), str(given.get(f"{where}.split", "train"))
+        config, fraction = given.get(f"{where}.name"), given.read(f"{where}.fraction", number)
+        source = dataset(files if files and "/" not in path else path, split, {})
+        source |= {"config": str(config)} if config and source["use"] == "hub" else {}
+        found.append({**source, **({} if fraction is None else {"weight": fraction})})
+    return found
+
+
+def resumed(value: Any, _: Given) -> KeyOutcome:
+    if str(value).lower() in ("true", "false"):
+        return KeyOutcome.ignored("rlsdk resumes only on request: rlsdk train CONFIG --resume")
+    return KeyOutcome.missing("set model.path to that checkpoint's folder; its optimiser state is not read")
+
+
+def data_of(name: str) -> Any:
+    """Report an argument of the call that makes a script's training or evaluation data."""
+
+    def give(value: Any, given: Given) -> KeyOutcome:
+        kind = given.get(f"{name}_dataset.class")
+        unused = name == "eval" and not evaluates(given)
+        if unused or kind in (None, *LOADERS):
+            return KeyOutcome({}, COLUMNS)
+        file = f"{name}.jsonl"
+        note = f"save the data, dataset.to_json('{file}'), and set tasks.{name}: {{use: jsonl, path: {file}}}"
+        return KeyOutcome.missing(f"{kind}() is not run: {note}")
+
+    return give

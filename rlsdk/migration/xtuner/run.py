@@ -1,0 +1,129 @@
+"""Tasks, rewards and engines of XTuner."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from rlsdk.migration.python_files import KIND
+from rlsdk.migration.rules import NOTES, Given, KeyOutcome, KeyRule
+from rlsdk.migration.shared.engines import layout, layout_apart
+from rlsdk.migration.shared.tasks import dataset, unshuffled
+from rlsdk.migration.values import flag, number
+from rlsdk.migration.xtuner.sizes import DATA, HELD_OUT, SAMPLE, TASK
+
+JUDGERS: Mapping[str, Mapping[str, Any]] = {
+    "GSM8KJudgerConfig": {"use": "math", "strict": False},
+    "DapoMathJudgerConfig": {"use": "math", "strict": False},
+}
+
+
+def work_dir(value: str, given: Given) -> KeyOutcome:
+    out, _, name = value.rstrip("/").rpartition("/")
+    if value.startswith("${"):
+        label = given.get("rollout_config.env")
+        values = {"out": value, "name": label if isinstance(label, str) else "xtuner-run"}
+        return KeyOutcome(values, "a run's folder is out/name")
+    return KeyOutcome({"name": name or "xtuner-run", **({"out": out} if out else {})}, "a run's folder is out/name")
+
+
+def judged(value: str, given: Given) -> KeyOutcome:
+    if value in JUDGERS:
+        return KeyOutcome({}, "the nearest built-in reward")
+    return KeyOutcome.missing("your own reward (howto/reward.md), code_tests, or judge for a served model")
+
+
+def agent_loop(value: str, given: Given) -> KeyOutcome:
+    if value == "SingleTurnAgentLoopConfig":
+        return KeyOutcome({"workflow": "single_turn"})
+    return KeyOutcome.missing("workflow: tools, environment or agent, or your own (howto/workflow.md)")
+
+
+def _tasks(given: Given, manager: str) -> list[str]:
+    """Return the prefix of the keys of each task; the first one has no number."""
+    numbered = re.compile(rf"{re.escape(manager)}\.(\d+)\.")
+    others = {match[1] for key in given.flat if (match := numbered.match(key))}
+    return [manager, *(f"{manager}.{number}" for number in sorted(others, key=int))]
+
+
+def _sources(given: Given, manager: str) -> list[dict[str, Any]]:
+    """Return a source for each task; what a variable names cannot be known, and XTuner's annotations are JSON lines."""
+    found = []
+    tasks = _tasks(given, manager)
+    for task in tasks:
+        listed = f"{task}.sampler_config.dataloader_cfg.dataset_config_list"
+        paths = [given.get(f"{listed}.{number}.dataset.anno_path") for number in range(64)]
+        if files := [path for path in paths if isinstance(path, str)]:
+            source = dataset(files, "train", {})
+            path = files[0] if len(files) == 1 else files
+            source = {"use": "jsonl", "path": path} if source["use"] == "hub" else source
+            if given.read(f"{task}.{DATA}.dataset.enable_sequential_sampler", flag, False):
+                source = unshuffled(source)
+            named = {"source": _named(task, given), "weight": given.read(f"{task}.weight", number, 1.0)}
+            found.append({**source, **(named if len(tasks) > 1 else {})})
+    return found
+
+
+def _named(task: str, given: Given) -> str:
+    return str(given.get(f"{task}.task_name", f"task-{task.rpartition('.')[2]}"))
+
+
+def _rewards(given: Given) -> dict[str, Any]:
+    """Return the reward, or those of several tasks, each for its source."""
+    judged = {task: str(given.get(f"{task}.judger_config.{KIND}", "")) for task in _tasks(given, TASK)}
+    if len(judged) == 1:
+        return {"reward": dict(JUDGERS[judged[TASK]])} if judged[TASK] in JUDGERS else {}
+    names = {task: _named(task, given) for task in judged}
+    made: list[dict[str, Any]] = []
+    for task, judger in judged.items():
+        reward = JUDGERS.get(judger, {})
+        same_one = next((each for each in made if {**reward, "sources": each["sources"]} == each), None)
+        if same_one is not None:
+            same_one["sources"].append(names[task])
+        elif reward:
+            made.append({**reward, "sources": [names[task]]})
+    lacking = [names[task] for task, judger in judged.items() if judger not in JUDGERS]
+    notes = (f"reward: the tasks of {' and '.join(lacking)} have no reward yet: add one with their `sources`",)
+    return {**({"reward": made} if made else {}), **({NOTES: notes} if lacking else {})}
+
+
+def as_first(key: str) -> KeyRule:
+    """Return the rule of a setting of a further task or data set, which rlsdk shares with the first."""
+
+    def give(value: Any, given: Given) -> KeyOutcome:
+        task = re.sub(rf"^{re.escape(TASK)}\.\d+", TASK, given.key)
+        first = re.sub(r"(dataset_config_list)\.\d+", r"\1.0", task)
+        if first in given.flat and given.flat[first] == value:
+            return KeyOutcome.ignored(f"as {first}")
+        return KeyOutcome.missing("this applies to all tasks in rlsdk; the first one's value is taken")
+
+    return KeyRule(key, "missing", (), "", 1, give=give)
+
+
+def finish(given: Given) -> dict[str, Any]:
+    explicit = given.whole("rollout_config.context_length", 0)
+    response = given.whole(f"{SAMPLE}.max_tokens", 2048)
+    length = explicit or response + given.whole(f"{TASK}.{DATA}.tokenize_fn.max_length", 2048)
+    found: dict[str, Any] = {"model.max_length": length}
+    for where, to in ((TASK, "tasks.train"), (HELD_OUT, "tasks.eval")):
+        sources = _sources(given, where) if to == "tasks.train" or given.read("enable_evaluate", flag, True) else []
+        if sources:
+            found[to] = sources if len(sources) > 1 else sources[0]
+        elif to == "tasks.train":
+            found[NOTES] = ("tasks.train: no file of annotations could be read: add {use: jsonl, path: ...}",)
+    rewards = _rewards(given)
+    found |= {**rewards, NOTES: (*found.get(NOTES, ()), *rewards.get(NOTES, ()))}
+    judger = f"{TASK}.judger_config"
+    if given.read(f"{judger}.enable_overlong_buffer", flag, False):
+        found["algorithm.shaping"] = [{
+            "use": "overlong",
+            "max_length": given.whole(f"{judger}.max_response_len", response),
+            "buffer": given.whole(f"{judger}.overlong_buffer_len", 0) or None,
+            "penalty": given.read(f"{judger}.overlong_penalty_factor", number, 1.0),
+        }]  # fmt: skip
+    per_engine = given.whole("rollout_config.tensor_parallel_size")
+    if "train_resources" in given.tree or "rollout_resources" in given.tree:  # engines have GPUs of their own
+        learners = given.whole("train_resources.num_workers", 8)
+        return found | layout_apart(given.whole("rollout_resources.num_workers", 8), per_engine, learners)
+    return found | layout(given.whole("resources.num_workers", 8), per_engine)
