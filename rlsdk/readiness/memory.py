@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from math import ceil
@@ -22,6 +22,7 @@ from rlsdk.contracts import (
     EstimatesUpdates,
     MemoryUse,
     SizesBuckets,
+    SpansGPUs,
     StreamsTensors,
     StreamsWeights,
     TakesAdapter,
@@ -67,12 +68,12 @@ class MemoryEstimate:
     Attributes:
         rows: One row per process and purpose.
         unknown: Sentences about what could not be estimated.
-        remedies: Learner options that would reduce memory.
+        remedies: Options that would reduce the memory on each device.
     """
 
     rows: tuple[MemoryRow, ...] = ()
     unknown: tuple[str, ...] = ()
-    remedies: tuple[str, ...] = ()
+    remedies: Mapping[str, Sequence[str]] = attrs.field(factory=dict)
 
     @property
     def places(self) -> list[str]:
@@ -101,11 +102,10 @@ class MemoryEstimate:
             largest = sorted((row for row in self.rows if row.where == where), key=lambda row: -row.bytes)[:3]
             parts = ", ".join(f"{row.role} {size(row.bytes)}" for row in largest)
             what = "this machine" if where == "host" else f"each {where}"
-            engine = {"host": ["engine.kv_cache_gib", "placement.engines"], "GPU": ["engine.gpu_memory_utilization"]}
-            remedies = [*self.remedies, *engine.get(where, [])]
+            remedies = ", ".join(dict.fromkeys(self.remedies.get(where, ())))
             yield (
                 f"about {size(needs)} is needed at once, and {what} has {size(has)}; most is for {parts}. To reduce "
-                f"it: {', '.join(remedies)}"
+                f"it: {remedies}"
             )
 
 
@@ -137,7 +137,7 @@ def estimate_memory(
         if plan.plugins.component(part.reference).runs == "actor":
             found.unknown.append(f"the reward {part.reference.name!r} runs in its own process, which is not estimated")
     found.add([MemoryUse("driver and Ray", DRIVER_BYTES, on_host=True)], "host", 1)
-    return MemoryEstimate(rows=tuple(found.rows), unknown=tuple(found.unknown), remedies=found.remedies)
+    return MemoryEstimate(rows=tuple(found.rows), unknown=tuple(found.unknown), remedies=dict(found.remedies))
 
 
 @attrs.define(kw_only=True)
@@ -151,7 +151,7 @@ class _Estimate:
         placed: GPUs assigned to actors; empty if there are too few.
         gpu_bytes: Memory of a GPU; None if unknown.
         host_bytes: Memory of a machine; None if unknown.
-        remedies: Learner options that would reduce its memory.
+        remedies: Options that would reduce the memory on each device.
     """
 
     plan: Plan
@@ -162,7 +162,7 @@ class _Estimate:
     host_bytes: int | None
     rows: list[MemoryRow] = attrs.field(factory=list)
     unknown: list[str] = attrs.field(factory=list)
-    remedies: tuple[str, ...] = ()
+    remedies: defaultdict[str, list[str]] = attrs.field(factory=lambda: defaultdict(list))
 
     @classmethod
     def of(cls, plan: Plan, nodes: Sequence[GPUNode] | None, gpu_bytes: int | None) -> _Estimate:
@@ -199,9 +199,10 @@ class _Estimate:
             return
         shared = place.colocate and plan.needs_engine
         spec = ActorSpec(role="learner", world_size=place.learners, device=self.device, colocated=shared)
-        self.remedies = tuple(learner.memory_remedies)
+        where = "GPU" if shared else "learner GPU"
+        self._reduced_by(learner.memory_remedies, where, "host")
         uses = learner.update_memory(roles(plan), spec, self._shape(place.learners, plan.config.minibatches))
-        self.add(uses, "GPU" if shared else "learner GPU", place.learners, self.placed.learners)
+        self.add(uses, where, place.learners, self.placed.learners)
         for role, section in sections_apart(plan).items():
             self._apart(role, section.ranks)
 
@@ -216,6 +217,9 @@ class _Estimate:
         shape = self._shape(ranks, self.plan.config.minibatches if held.trains else 1)
         uses = learner.update_memory(held, spec, shape)
         named = [attrs.evolve(use, role=use.role.replace("learner", role)) for use in uses]
+        self._reduced_by(
+            [each.replace("learner.", f"{role}.learner.") for each in learner.memory_remedies], f"{role} GPU"
+        )
         self.add(named, f"{role} GPU", ranks, self.placed.apart.get(role, ()))
 
     def engines(self, net: Any) -> None:
@@ -229,8 +233,13 @@ class _Estimate:
         if isinstance(engine, TakesAdapter) and (adapter := adapter_of(plan)):
             with suppress(EngineError):  # reported by the check of the model
                 engine.expect_adapter(adapter)
+        where = "GPU" if place.colocate else "engine GPU"
+        self._reduced_by(["engine.kv_cache_gib", "placement.engines"], "host")
+        split = "placement.gpus_per_engine, and the same number for engine.tensor_parallel_size"
+        spans = isinstance(engine, SpansGPUs)
+        self._reduced_by([split, "engine.gpu_memory_utilization"] if spans else ["engine.kv_cache_gib"], where)
         uses = engine.generation_memory(plan.model, net, spec, self.gpu_bytes)
-        self.add(uses, "GPU" if place.colocate else "engine GPU", place.engines, self.placed.engines)
+        self.add(uses, where, place.engines, self.placed.engines)
 
     def sync(self, net: Any) -> None:
         """Add the rows of the weights on their way from the learner to the engines."""
@@ -255,6 +264,10 @@ class _Estimate:
             else:
                 row = MemoryRow(role=use.role, bytes=use.bytes, of=self.host_bytes, where="host", processes=here)
             self.rows.append(row)
+
+    def _reduced_by(self, remedies: Iterable[str], *places: str) -> None:
+        for where in places:
+            self.remedies[where] += remedies
 
     def _shape(self, ranks: int, parts: int) -> UpdateShape:
         """Return one rank's share of a batch split into `parts`, with rollouts of maximum length."""

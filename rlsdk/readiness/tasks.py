@@ -103,6 +103,12 @@ class PlanChecks:
         ):
             return None  # the model is not on this machine, which is already reported
         name = model.tokenizer or model.path
+        folder = Path(name).expanduser()
+        # transformers would make an empty tokenizer of a folder with nothing but a config.json of some models.
+        if folder.is_dir() and not any(file for each in _TOKENIZERS for file in folder.glob(each)):
+            missing = f"the folder {name!r} has no tokenizer: save one there, or set model.tokenizer to another folder"
+            self.warn(self.tokenizer, missing)
+            return None
         try:
             tokenizer = open_tokenizer(model)
             self.ends = end_ids(model, tokenizer)
@@ -111,9 +117,7 @@ class PlanChecks:
             return None
         except Exception as error:  # noqa: BLE001 - transformers raises anything for a file that it cannot use
             text = f"the tokenizer in {name!r} cannot be opened: {first_line(error)}"
-            if Path(name).is_dir() and not any(file for each in _TOKENIZERS for file in Path(name).glob(each)):
-                text = f"the folder {name!r} has no tokenizer: save one there, or set model.tokenizer to another folder"
-            elif "trust_remote_code" in str(error):
+            if "trust_remote_code" in str(error):
                 text = (
                     f"{model.path!r} runs only with Python code that comes with it (auto_map in its config.json); read "
                     "that code, and set model.trust_remote_code=true if you trust it"

@@ -261,8 +261,11 @@ def exchange(rollout: Rollout) -> tuple[str, str]:
     """Return what the policy was shown first, and what was said from its first answer on, observations included."""
     messages, prompt = rollout.messages, rollout.task.prompt
     first = next((i for i, m in enumerate(messages) if m.role == "assistant" and not m.prompt), len(messages))
-    begun = messages[1 if isinstance(prompt, str) else len(prompt) : first]
-    shown = [prompt_text(rollout.task), *(f"{m.role}: {m.text}" for m in begun)]
+    begun = messages[:first]
+    shown = [f"{m.role}: {m.text}" for m in begun]
+    # Not so for an agent's conversation, which may begin with anything, and after a first observation.
+    if isinstance(prompt, str) and begun and begun[0].text == prompt:
+        shown[0] = prompt
     said = [m.text if m.role == "assistant" else f"{m.role}: {m.text}" for m in messages[first:]]
     return "\n".join(shown), "\n".join(said)
 

@@ -78,7 +78,7 @@ async def rehearse(plan: Plan, tasks: Sequence[Sequence[Task]]) -> Rehearsal:
         return Rehearsal((f"the reward is not tried out before the start: it may read the rollout's {read}",))
     terms = reward_terms(plan)
     parts = {"reward" if len(terms) == 1 else f"reward[{i}]": term for i, term in enumerate(terms)}
-    reasons = {path: reason for path, part in parts.items() if (reason := _kept_from(part))}
+    reasons = {path: reason for path, part in parts.items() if (reason := _kept_from(part, workflow.one_answer))}
     faults: list[str] = []
     with marked_early():
         for rollouts in await _answered(plan, tasks):
@@ -117,13 +117,15 @@ def answers(task: Task) -> tuple[str, ...]:
     )
 
 
-def _kept_from(part: RewardTerm) -> str:
+def _kept_from(part: RewardTerm, one_answer: bool) -> str:
     """Return why a term cannot be tried in this process; empty if it can."""
     if part.where == "actor":
         return "it runs in its own actor"
     component = component_of(part.reward)
     if component is not None and component.is_async:
         return "it is async, and may call a server"
+    if component is not None and component.reads_given and not one_answer:
+        return "it reads rewards that the workflow gives, and made-up answers have none"
     return ""
 
 

@@ -325,8 +325,36 @@ def test_explain_tells_what_does_not_fit_and_what_to_lower(seven_b: Model, tmp_p
     (said,) = [each["message"] for each in found["warnings"] if each["path"] == "memory"]
     assert "each GPU has 80 GiB; most is for learner activations" in said
     assert "learner.gradient_checkpointing=true, learner.micro_batch_tokens=auto" in said
+    assert said.endswith("engine.kv_cache_gib")  # `transformers` cannot divide a model among GPUs
     nothing = CliRunner().invoke(root, ["explain", str(file), "--no-memory", "--json"])
     assert json.loads(nothing.stdout)["memory"] == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "where", "remedies"),
+    [
+        (
+            ["placement.colocate=true"],
+            "each GPU",
+            {"learner.zero_stage", "placement.gpus_per_engine", "engine.gpu_memory"},
+        ),
+        (["placement.colocate=false"], "each engine GPU", {"placement.gpus_per_engine", "engine.gpu_memory"}),
+        (["placement.colocate=false"], "each learner GPU", {"learner.zero_stage"}),
+    ],
+)
+def test_what_does_not_fit_is_told_what_would_reduce_it_on_that_device(
+    seven_b: Model, tmp_path: Path, settings: list[str], where: str, remedies: set[str]
+):
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        f"name: big\nmodel: {{path: {seven_b.path}, dtype: bfloat16}}\n"
+        "tasks: {train: countdown}\nreward: countdown\nsteps: 2\nengine: vllm\nplacement: {device: cuda}\n"
+    )
+    ran = CliRunner().invoke(root, ["explain", str(file), "--gpus", "2", "--gpu-memory", "12", "--json", *settings])
+    texts = [each["message"] for each in json.loads(ran.stdout)["warnings"] if each["path"] == "memory"]
+    (said,) = [text for text in texts if f"and {where} has" in text]
+    known = {"learner.zero_stage", "placement.gpus_per_engine", "engine.gpu_memory"}
+    assert {each for each in known if each in said} == remedies
 
 
 @pytest.mark.parametrize("rows", ["padded", "packed", "shared", "tree"])

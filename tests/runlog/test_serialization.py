@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlsdk.errors import ValueFault
-from rlsdk.runlog.serialization import ARRAYS, OpaqueFault, decode, encode
+from rlsdk.runlog.serialization import ARRAYS, OpaqueFault, decode, encode, exchange
 from rlsdk.types import Group, Message, Rollout, Score, Task, ToolCall
 from tests.examples import many
 
@@ -184,3 +184,19 @@ def test_calls_and_thoughts_of_messages_come_back() -> None:
     back = decode(encode(group))
     assert back.rollouts[0].messages == group.rollouts[0].messages and back.task.prompt == task.prompt
     assert [m.prompt for m in back.rollouts[0].messages] == [None, True, False, None]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "before", "shown"),
+    [
+        ("1+2=", [("user", "1+2=")], "1+2="),
+        ("1+2=", [("user", "1+2="), ("tool", "3")], "1+2=\ntool: 3"),
+        ("1+2=", [("system", "Use tools."), ("user", "1+2=")], "system: Use tools.\nuser: 1+2="),
+        ("1+2=", [("user", "Is 3 right?")], "user: Is 3 right?"),  # a sub-agent's conversation
+        ((Message("user", "1+2="),), [("user", "1+2="), ("user", "Be brief.")], "user: 1+2=\nuser: Be brief."),
+    ],
+)
+def test_an_exchange_begins_with_what_the_policy_was_shown(prompt: Any, before: list[Any], shown: str) -> None:
+    messages = (*(Message(role, text) for role, text in before), Message("assistant", "3"), Message("user", "Sure?"))
+    rollout = Rollout(Task("t", prompt), messages, (), (), (), ())
+    assert exchange(rollout) == (shown, "3\nuser: Sure?")

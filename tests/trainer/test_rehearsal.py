@@ -281,6 +281,15 @@ def test_a_workflow_that_gives_rewards_and_a_config_that_wants_no_trial_skip_it(
     assert "workflow 'environment' gives it" in skipped
 
 
+def test_a_reward_of_what_the_workflow_gives_is_not_tried_unless_the_workflow_cannot_give_any(lab: Path) -> None:
+    found = rehearsed(plan_of(lab, "[countdown, environment]", "workflow={use: dialogue, turns: 2}"))
+    (skipped,) = found.notes
+    assert skipped.startswith("reward[1]: 'environment' is not tried out before the start: it reads rewards that")
+    assert not found.warnings
+    with pytest.raises(ConfigError, match="'environment' could score none of 5 made-up answers"):
+        rehearsed(plan_of(lab, "environment"))
+
+
 def test_a_reward_with_a_memory_starts_the_run_without_a_trace_of_the_trial(lab: Path) -> None:
     plan = plan_of(lab, "trial_lab/counting")
     reward: Any = plan.plugins.resolve(plan.rewards[0].reference)
