@@ -262,7 +262,7 @@ def exchange(rollout: Rollout) -> tuple[str, str]:
     messages, prompt = rollout.messages, rollout.task.prompt
     first = next((i for i, m in enumerate(messages) if m.role == "assistant" and not m.prompt), len(messages))
     begun = messages[:first]
-    shown = [f"{m.role}: {m.text}" for m in begun]
+    shown = [f"{m.role}: {m.text}" for m in begun] or [prompt_text(rollout.task)]
     # Not so for an agent's conversation, which may begin with anything, and after a first observation.
     if isinstance(prompt, str) and begun and begun[0].text == prompt:
         shown[0] = prompt
