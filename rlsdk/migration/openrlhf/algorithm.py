@@ -7,6 +7,7 @@ from typing import Any
 
 from rlsdk.migration.openrlhf.sizes import token_limits
 from rlsdk.migration.rules import Given, KeyOutcome
+from rlsdk.migration.shared.algorithm import kl_penalty, overlong
 from rlsdk.migration.values import UnfitError, choice, flag, number, numbers, two
 
 ESTIMATORS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -58,14 +59,13 @@ def _shaping(given: Given) -> list[dict[str, Any]]:
         penalty = given.read("reward.overlong_penalty_factor", number, 1.0)
         _, response, total = token_limits(given)
         limit = response if "rollout.max_new_tokens" in given.flat or "data.prompt_max_len" in given.flat else total
-        found.append({"use": "overlong", "max_length": limit, "buffer": buffer, "penalty": penalty})
+        found += overlong(limit, buffer, penalty)
     found.append({"use": "reward_clip", "low": bounds[0], "high": bounds[1]})
-    coefficient = given.read("algo.kl.init_coef", number, 0.01)
-    if coefficient and not given.read("algo.kl.use_loss", flag, False):
-        part = {"use": "kl_penalty", "coef": coefficient, "estimator": str(given.get("algo.kl.estimator", "k1"))}
-        target = given.read("algo.kl.target", number)
-        found.append({**part, "target": target, "horizon": given.whole("algo.kl.horizon", 10000)} if target else part)
-    return found
+    if given.read("algo.kl.use_loss", flag, False):
+        return found
+    coefficient, target = given.read("algo.kl.init_coef", number, 0.01), given.read("algo.kl.target", number)
+    estimator = str(given.get("algo.kl.estimator", "k1"))
+    return [*found, *kl_penalty(coefficient, estimator, target, given.whole("algo.kl.horizon", 10000))]
 
 
 def after_the_group(given: Given) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from rlsdk.migration.rows import changed, ignored, missing, only_with, part, sam
 from rlsdk.migration.rules import KeyOutcome
 from rlsdk.migration.shared import engines, learner
 from rlsdk.migration.shared.choices import ATTENTION, DTYPE, SCHEDULE
+from rlsdk.migration.shared.learner import OFFLOAD_OPTIMIZER
 from rlsdk.migration.values import Choice, choice, count, flag, interval, number, numbers, text, texts, two, whole
 
 _PLACED = "engines and ranks share the GPUs: placement"
@@ -134,7 +135,7 @@ ROWS = table(
     under("ds",
         same("zero_stage", "learner.zero_stage", whole, 3),
         changed("adam_offload", "learner.offload", flag, True, "optimiser state in main memory",
-            switched({"learner.offload": "optimizer"})),
+            switched(OFFLOAD_OPTIMIZER)),
         changed("packing_samples", "learner.rows", flag, True, "worthwhile with flash_attention_2",
             switched({"learner.rows": "packed"}, "worthwhile with learner.attention=flash_attention_2")),
         changed("ring_attn_size", "learner.sequence_parallel", count, 1, "Ulysses instead of ring attention"),

@@ -7,6 +7,7 @@ from typing import Any
 
 from rlsdk.migration.roll.sizes import TRAIN, agentic
 from rlsdk.migration.rules import Give, Given, KeyOutcome
+from rlsdk.migration.shared.algorithm import kl_penalty
 from rlsdk.migration.shared.choices import KL
 from rlsdk.migration.shared.learner import ZOO
 from rlsdk.migration.values import UnfitError, flag, number
@@ -77,11 +78,10 @@ def _norm_type(of: str, given: Given) -> str:
 
 def _kl_in_reward(given: Given) -> list[dict[str, Any]]:
     coefficient = given.read("init_kl_coef", number, 0.2)
-    if not given.read("add_token_level_kl", flag, False) or coefficient == 0:
+    if not given.read("add_token_level_kl", flag, False):
         return []
-    found = {"use": "kl_penalty", "coef": coefficient, "estimator": given.read("kl_penalty", KL, "k1")}
-    target = given.read("target_kl", number)
-    return [{**found, "target": target, "horizon": given.whole("kl_horizon", 10000)} if target else found]
+    estimator, target = given.read("kl_penalty", KL, "k1"), given.read("target_kl", number)
+    return kl_penalty(coefficient, estimator, target, given.whole("kl_horizon", 10000))
 
 
 def clip(value: float, given: Given) -> KeyOutcome:

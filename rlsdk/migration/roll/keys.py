@@ -11,7 +11,7 @@ from rlsdk.migration.roll.sizes import INFER, TRAIN, VALIDATION
 from rlsdk.migration.rows import changed, ignored, missing, only_with, part, same, switched, table, under, unless
 from rlsdk.migration.rules import KeyOutcome
 from rlsdk.migration.shared import engines, learner, tracking
-from rlsdk.migration.shared.choices import ATTENTION, DECAY_SHAPE, DTYPE, KL, SCHEDULE
+from rlsdk.migration.shared.choices import AGGREGATION, ATTENTION, DECAY_SHAPE, DTYPE, KL, SCHEDULE
 from rlsdk.migration.shared.engines import EVALUATION_NOTE
 from rlsdk.migration.shared.learner import LEARNER_NOTE
 from rlsdk.migration.shared.tracking import KEEP_ALL
@@ -89,7 +89,7 @@ ROWS = table(
         same("lora_rank", "learner.lora.rank", whole, 16, run.lora),
         part("lora_alpha", "learner.lora.alpha", number, 32),
         same("lora_target", "learner.lora.targets", run.separated, "o_proj,q_proj",
-            lambda v, given: {"learner.lora.targets": v} if given.whole(f"{TRAIN}.model_args.lora_rank", 0) else {}),
+            learner.lora_targets(f"{TRAIN}.model_args.lora_rank")),
         changed("ulysses_size", "learner.sequence_parallel", count, 1, "must divide placement.learners"),
         missing("freeze_module_prefix", "all parts of the model are trained; adapters leave the vision tower as it is"),
         ignored("**", "the model's own config.json is read")),
@@ -98,10 +98,7 @@ ROWS = table(
         under("training_args",
             same("learning_rate", "learner.lr", number, 1e-6),
             learner.weight_decay("weight_decay", 0.1, lambda given: "fsdp" not in str(given.get(f"{TRAIN}.strategy_args.strategy_name"))),
-            same("adam_beta1", "learner.betas", number, 0.9,
-                lambda v, given: {
-                "learner.betas": [v, given.read(f"{TRAIN}.training_args.adam_beta2", number, 0.999)]}),
-            part("adam_beta2", "learner.betas", number, 0.999),
+            learner.adam_betas(),
             same("adam_epsilon", "learner.eps", number, 1e-8),
             same("warmup_steps", "learner.warmup_steps", whole, 10),
             changed("warmup_ratio", "learner.warmup_steps", number, 0.1, "in optimiser steps", sizes.warmup_ratio),
@@ -230,8 +227,7 @@ ROWS = table(
     part("kl_loss_coef", "algorithm.kl_coef", number, 0.001),
     same("entropy_loss_coef", "algorithm.entropy_coef", number, 0.0),
     same("loss_agg_mode", "algorithm.aggregate",
-        choice((
-        "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"), "the aggregation"),
+        AGGREGATION,
         "seq-mean-token-mean"),
     same("whiten_advantages", "algorithm.whiten_advantages", flag, True),
     same("advantage_clip", "algorithm.clip_advantages", number, 0.2),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlsdk.migration.values import Choice
+from rlsdk.migration.values import Choice, choice
 
 KL = Choice(
     {
@@ -34,6 +34,9 @@ SCHEDULE = Choice(
 )
 DECAY_SHAPE = Choice(
     {"linear": "linear", "cosine": "cosine", **dict.fromkeys(("1-sqrt", "minus_sqrt"), "sqrt")}, "the decay"
+)
+AGGREGATION = choice(
+    ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"), "the aggregation"
 )
 ATTENTION = Choice(
     {

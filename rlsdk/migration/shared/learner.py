@@ -9,9 +9,10 @@ from typing import Any
 
 import attrs
 
+from rlsdk.migration.rows import changed, part, same, switched
 from rlsdk.migration.rules import Give, Given, KeyOutcome, KeyRule
 from rlsdk.migration.shared.choices import DECAY_SHAPE
-from rlsdk.migration.values import number, text
+from rlsdk.migration.values import flag, number, text
 
 LEARNER_NOTE = "rlsdk's learner is DeepSpeed ZeRO"
 CRITIC_WARMUP_NOTE = "critic_warmup is the first step that trains the actor, counted from 1"
@@ -19,6 +20,9 @@ OPTIMIZER_NOTE = "learner.optimizer is adamw, sgd, or one of a plugin (howto/opt
 OPTIMIZER_OPTIONS_NOTE = "options of an optimiser: learner.optimizer: {use: …} (howto/optimizer.md)"
 MUON_NOTE = "learner.optimizer=zoo/muon needs model.dtype=float32 and learner.zero_stage=0"
 ZOO = "from a plugin: pip install rlsdk-zoo"
+
+OFFLOAD_OPTIMIZER = {"learner.offload": "optimizer"}
+OFFLOAD_ALL = {"learner.zero_stage": 3, "learner.offload": "all"}
 
 
 def of_critic(estimator: str, name: str, to: str, of_actor: str = "") -> Give:
@@ -163,3 +167,55 @@ def share_of_steps(steps: int | None, ratio: float) -> KeyOutcome:
         return KeyOutcome.missing(note)
     found = round(steps * ratio)
     return KeyOutcome({"learner.warmup_steps": found}, f"in optimiser steps: {ratio:g} of {steps}")
+
+
+def least_rate(peak: str, usual: float) -> Give:
+    """Return the converter of the last learning rate, which is a share of the peak in rlsdk.
+
+    Args:
+        peak: Key of the peak.
+        usual: The other trainer's default of the peak.
+    """
+
+    def give(value: float, given: Given) -> dict[str, Any]:
+        highest = given.read(peak, number, usual)
+        return {"learner.final_ratio": min(1.0, value / highest)} if highest else {}
+
+    return give
+
+
+def adam_betas() -> tuple[KeyRule, ...]:
+    """Return the rules of transformers' two keys for the betas."""
+
+    def give(value: float, given: Given) -> dict[str, Any]:
+        return {"learner.betas": [value, given.read(given.key.removesuffix("1") + "2", number, 0.999)]}
+
+    return same("adam_beta1", "learner.betas", number, 0.9, give) + part("adam_beta2", "learner.betas", number, 0.999)
+
+
+def offloads() -> tuple[KeyRule, ...]:
+    """Return the rules of the keys by which veRL's learner leaves its state in main memory."""
+    return (
+        *changed(
+            "optimizer_offload", "learner.offload", flag, True, LEARNER_NOTE, switched(OFFLOAD_OPTIMIZER, LEARNER_NOTE)
+        ),
+        *changed(
+            *("param_offload", "learner.offload learner.zero_stage", flag, True, LEARNER_NOTE),
+            switched(OFFLOAD_ALL, LEARNER_NOTE),
+        ),
+    )
+
+
+def lora_targets(rank: str = "") -> Give:
+    """Return the converter of the layers that an adapter trains.
+
+    Args:
+        rank: Key of its rank, at 0 of which there is none; empty if there always is one.
+    """
+
+    def give(value: list[str], given: Given) -> dict[str, Any]:
+        if rank and not given.whole(rank, 0):
+            return {}
+        return {"learner.lora.targets": value if value != ["all-linear"] else "all-linear"}
+
+    return give

@@ -7,6 +7,7 @@ from typing import Any
 
 from rlsdk.migration.rows import part
 from rlsdk.migration.rules import Given, KeyOutcome, KeyRule
+from rlsdk.migration.shared.algorithm import kl_penalty
 from rlsdk.migration.shared.learner import ZOO
 from rlsdk.migration.values import Choice, flag, number, whole
 
@@ -236,12 +237,10 @@ def kl(given: Given) -> dict[str, Any]:
     if name != "none" and name in KL_HERE and coefficient:
         found = {"algorithm.kl_coef": coefficient, "algorithm.kl": KL_HERE[name]}
     penalty = KL_HERE.get(str(given.get("algorithm.kl_penalty_fn", "none")))
-    in_reward = number(_arguments(given, "kl_penalty_fn_args").get("kl_coef", 0.001))
-    part = {"use": "kl_penalty", "coef": in_reward, "estimator": penalty}
     arguments = _arguments(given, "kl_penalty_fn_args")
-    if flag(arguments.get("adaptive") or False):
-        part |= {"target": number(arguments.get("target_kl", 0.1)), "horizon": whole(arguments.get("horizon", 10000))}
-    return {**found, "algorithm.shaping": [part] if penalty and in_reward else []}
+    target = number(arguments.get("target_kl", 0.1)) if flag(arguments.get("adaptive") or False) else None
+    horizon = whole(arguments.get("horizon", 10000))
+    return {**found, "algorithm.shaping": kl_penalty(number(arguments.get("kl_coef", 0.001)), penalty, target, horizon)}
 
 
 def argument(kind: str, name: str, sample: Any) -> tuple[KeyRule, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlsdk.migration.rows import changed, ignored, missing, only_with, part, same, switched, table, under, unless
 from rlsdk.migration.rules import KeyOutcome, KeyRule
 from rlsdk.migration.shared import engines, learner, tasks, tracking
-from rlsdk.migration.shared.choices import DTYPE, SCHEDULE
+from rlsdk.migration.shared.choices import AGGREGATION, DTYPE, SCHEDULE
 from rlsdk.migration.shared.engines import EVALUATION_NOTE
 from rlsdk.migration.shared.learner import CRITIC_WARMUP_NOTE, LEARNER_NOTE, ZOO
 from rlsdk.migration.shared.tasks import TEMPLATE_NOTE
@@ -98,8 +98,7 @@ ROWS = table(
         engines.routing_replay("enable_router_replay", "false"),
         missing("rollout_correction.**", "algorithm.correction: tis, mis, token_mask or geometric"),
         same("loss_agg_mode", "algorithm.aggregate",
-            choice((
-            "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"), "the aggregation"),
+            AGGREGATION,
             "token-mean",
             lambda v, given: {} if given.get("algorithm.policy_loss_fn_args.loss_agg_mode")
             and "algorithm.loss_agg_mode" not in given.flat else {"algorithm.aggregate": v}),
@@ -141,7 +140,7 @@ ROWS = table(
                 part("lora_alpha", "learner.lora.alpha", number, 32),
                 ignored("name", "there is a single adapter"),
                 same("target_modules", "learner.lora.targets", texts, "all-linear",
-                    lambda v, given: {"learner.lora.targets": v if v != ["all-linear"] else "all-linear"}),
+                    learner.lora_targets()),
                 ignored("lora_dtype", "an adapter has the model's dtype"),
                 ignored("is_dummy", "an adapter starts from zero"),
                 changed("path", "learner.lora.path", text, "adapter", "rank, alpha and targets must be the adapter's")),
@@ -319,10 +318,7 @@ ROWS = table(
         changed("trainer.critic_warmup", "critic.warmup_steps", whole, 10, CRITIC_WARMUP_NOTE,
             learner.critic_warmup("algorithm.algorithm_type", "ppo", -1, CRITIC_WARMUP_NOTE)),
         changed("actor_rollout_ref.actor.ppo_max_token_len_per_gpu", "learner.micro_batch_tokens", count, 16384, "with padding"),
-        changed("actor_rollout_ref.actor.fsdp_config.optimizer_offload", "learner.offload", flag, True, LEARNER_NOTE,
-            switched({"learner.offload": "optimizer"}, LEARNER_NOTE)),
-        changed("actor_rollout_ref.actor.fsdp_config.param_offload", "learner.offload learner.zero_stage", flag, True,
-            LEARNER_NOTE, switched({"learner.zero_stage": 3, "learner.offload": "all"}, LEARNER_NOTE)),
+        under("actor_rollout_ref.actor.fsdp_config", learner.offloads()),
         ignored("actor_rollout_ref.actor.clip_ratio*", "algorithm.policy_loss_fn_args sets the bounds"),
         ignored("critic.** actor_rollout_ref.ref.** actor_rollout_ref.hybrid_engine "
             "actor_rollout_ref.model.use_remove_padding actor_rollout_ref.actor.checkpoint.** "
@@ -333,9 +329,7 @@ ROWS = table(
     under("trainer",
         changed("use_remove_padding", "learner.rows", flag, True, "worthwhile with flash_attention_2",
             switched({"learner.rows": "packed"}, "worthwhile with learner.attention=flash_attention_2")),
-        changed("optimizer_offload", "learner.offload", flag, True, LEARNER_NOTE, switched({"learner.offload": "optimizer"}, LEARNER_NOTE)),
-        changed("param_offload", "learner.offload learner.zero_stage", flag, True, LEARNER_NOTE,
-            switched({"learner.zero_stage": 3, "learner.offload": "all"}, LEARNER_NOTE)),
+        learner.offloads(),
         changed("trainer_config_path", "", text, "train.yaml", "a file with veRL's settings", run.verl_file),
         changed("ulysses_sequence_parallel_size", "learner.sequence_parallel", count, 1, "must divide placement.learners"),
         ignored("use_dynamic_bsz", "micro-batches are always counted in tokens"),

@@ -7,6 +7,7 @@ from typing import Any
 
 from rlsdk.migration.reading import flattened
 from rlsdk.migration.rules import NOTES, Given, KeyOutcome, KeyRule
+from rlsdk.migration.shared.algorithm import overlong
 from rlsdk.migration.shared.learner import ZOO
 from rlsdk.migration.shared.tasks import dataset, likely_reward
 from rlsdk.migration.trinity.algorithm import algorithm_of, kl
@@ -155,9 +156,7 @@ def _overlong(given: Given, where: str) -> list[dict[str, Any]]:
         return []
     limit = given.whole(f"{arguments}.max_response_length", answer_length(given))
     penalty = given.read(f"{arguments}.penalty_factor", number, 1.0)
-    return [
-        {"use": "overlong", "max_length": limit, "buffer": given.whole(f"{arguments}.cache_length"), "penalty": penalty}
-    ]
+    return overlong(limit, given.whole(f"{arguments}.cache_length"), penalty)
 
 
 def of_verl(key: str, to: str, read: Any, sample: Any, over: str = "") -> KeyRule:

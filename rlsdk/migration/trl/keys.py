@@ -164,8 +164,7 @@ ROWS = table(
     # Optimisation
     same("learning_rate", "learner.lr", number, 1e-6),
     learner.weight_decay("weight_decay", 0.1),
-    same("adam_beta1", "learner.betas", number, 0.9, lambda v, given: {"learner.betas": [v, given.read("adam_beta2", number, 0.999)]}),
-    part("adam_beta2", "learner.betas", number, 0.999),
+    learner.adam_betas(),
     same("adam_epsilon", "learner.eps", number, 1e-8),
     same("max_grad_norm", "learner.grad_clip", number, 1.0),
     same("lr_scheduler_type", "learner.schedule learner.final_ratio", SCHEDULE, "cosine", learner.transformers_schedule("lr_scheduler_kwargs")),
@@ -176,8 +175,7 @@ ROWS = table(
         ignored("num_stable_steps", "the decay ends with the run"),
         same("min_lr_ratio min_lr_rate", "learner.final_ratio", number, 0.1),
         changed("min_lr", "learner.final_ratio", number, 1e-7, "as a share of the peak",
-            lambda v, given: {"learner.final_ratio": min(1.0, v / given.read("learning_rate", number, 1e-6))}
-            if given.read("learning_rate", number, 1e-6) else {}),
+            learner.least_rate("learning_rate", 1e-6)),
         unless("num_cycles", (0.5,), "the cosine schedule has a single half-wave", 3),
         missing("**", "learner.final_ratio is the last rate as a share of the peak")),
     same("warmup_steps", "learner.warmup_steps", number, 10, sizes.warmup),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlsdk.migration.rules import Given, KeyOutcome
+from rlsdk.migration.shared.learner import OFFLOAD_ALL, OFFLOAD_OPTIMIZER
 from rlsdk.migration.values import UnfitError, flag, number, texts
 
 DEEPSPEED = "deepspeed_file"
@@ -88,4 +89,4 @@ def offload(value: str, given: Given) -> dict[str, Any]:
     if value != "cpu":
         return {}
     everything = str(given.get(f"{DEEPSPEED}.zero_optimization.offload_param.device")) == "cpu"
-    return {"learner.zero_stage": 3, "learner.offload": "all"} if everything else {"learner.offload": "optimizer"}
+    return OFFLOAD_ALL if everything else OFFLOAD_OPTIMIZER

@@ -7,6 +7,7 @@ from typing import Any
 
 from rlsdk.migration.rows import changed, ignored, missing, part, same, table, unless
 from rlsdk.migration.rules import Given, KeyOutcome
+from rlsdk.migration.shared.algorithm import kl_penalty
 from rlsdk.migration.values import UnfitError, choice, count, number, numbers, text, two
 
 TRAINERS = ("grpo", "rloo", "async_grpo", "gmpo", "online_dpo", "ppo")
@@ -146,8 +147,7 @@ def own_shaping(given: Given) -> list[dict[str, Any]]:
     coefficients = {"rloo": ("beta", "k1"), "ppo": ("kl_coef", str(given.get("kl_estimator", "k1")))}
     if trainer in coefficients:
         key, estimator = coefficients[trainer]
-        coefficient = given.read(key, number, 0.05)
-        found += [{"use": "kl_penalty", "coef": coefficient, "estimator": estimator}] if coefficient else []
+        found += kl_penalty(given.read(key, number, 0.05), estimator)
     return found
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from rlsdk.migration.rows import changed, ignored, missing, only_with, part, same, switched, table, under, unless
 from rlsdk.migration.rules import KeyOutcome
 from rlsdk.migration.shared import engines, learner
-from rlsdk.migration.shared.choices import ATTENTION, DECAY_SHAPE, DTYPE, SCHEDULE
-from rlsdk.migration.shared.learner import LEARNER_NOTE, OPTIMIZER_OPTIONS_NOTE
+from rlsdk.migration.shared.choices import AGGREGATION, ATTENTION, DECAY_SHAPE, DTYPE, SCHEDULE
+from rlsdk.migration.shared.learner import LEARNER_NOTE, OFFLOAD_OPTIMIZER, OPTIMIZER_OPTIONS_NOTE
 from rlsdk.migration.values import choice, count, flag, number, numbers, text, whole
 from rlsdk.migration.verl import algorithm, sizes
-from rlsdk.migration.verl.algorithm import KL_IN_LOSS, LOSSES, MEGATRON, SUM_NORM
+from rlsdk.migration.verl.algorithm import KL_IN_LOSS, LOSSES, MEGATRON
 from rlsdk.migration.verl.run import MODEL, PROFILER
 from rlsdk.migration.verl.sizes import ACTOR, BACKENDS
 
@@ -26,8 +26,7 @@ ROWS = table(
             same("lr_scheduler_type", "learner.schedule", SCHEDULE, "cosine"),
             same("min_lr_ratio", "learner.final_ratio", number, 0.1, lambda v, given: {"learner.final_ratio": v} if sizes.rate_decays(given) else {}),
             changed("min_lr", "learner.final_ratio", number, 1e-7, "as a share of the peak",
-                lambda v, given: {"learner.final_ratio": min(1.0, v / given.read(f"{ACTOR}.optim.lr", number, 1e-6))}
-                if given.read(f"{ACTOR}.optim.lr", number, 1e-6) else {}),
+                learner.least_rate(f"{ACTOR}.optim.lr", 1e-6)),
             unless("lr_warmup_init", (0, 0.0), "warm-up starts at 0", 1e-7),
             ignored("num_cycles", "the cosine schedule has a single cycle"),
             ignored("total_training_steps", "taken from steps or epochs"),
@@ -38,7 +37,7 @@ ROWS = table(
                 "use_layer_wise_distributed_optimizer main_grads_dtype exp_avg_dtype exp_avg_sq_dtype", LEARNER_NOTE),
             ignored("optimizer_impl", "see optim.optimizer"),
             changed("override_optimizer_config.optimizer_cpu_offload", "learner.offload", flag, True, LEARNER_NOTE,
-                switched({"learner.offload": "optimizer"}, LEARNER_NOTE)),
+                switched(OFFLOAD_OPTIMIZER, LEARNER_NOTE)),
             ignored("override_optimizer_config.optimizer_offload_fraction "
                 "override_optimizer_config.overlap_cpu_optimizer_d2h_h2d "
                 "override_optimizer_config.use_precision_aware_optimizer", LEARNER_NOTE),
@@ -76,7 +75,7 @@ ROWS = table(
             part("ppo_kl_coef", "algorithm.policy_loss.kl_coef", number, 0.1),
             part("dro_beta", "algorithm.policy_loss.tau", number, 0.1)),
         same("loss_agg_mode", "algorithm.aggregate",
-            choice(( "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", SUM_NORM), "the aggregation"),
+            AGGREGATION,
             "token-mean", algorithm.aggregation),
         same("loss_scale_factor", "algorithm.norm", number, 1024),
         same("entropy_coeff", "algorithm.entropy_coef", number, 0.001),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlsdk.migration.rules import Given, KeyOutcome, KeyRule
+from rlsdk.migration.shared.algorithm import kl_penalty, overlong
 from rlsdk.migration.shared.choices import KL
 from rlsdk.migration.shared.learner import ZOO
 from rlsdk.migration.shell import from_environment
@@ -88,7 +89,7 @@ def _overlong(given: Given) -> list[dict[str, Any]]:
         if given.read(f"{where}.enable", flag, False):
             limit = given.whole("reward_model.reward_kwargs.max_resp_len", 0) or given.whole("data.max_response_length")
             penalty = given.read(f"{where}.penalty_factor", number, 1.0)
-            return [{"use": "overlong", "max_length": limit, "buffer": given.whole(f"{where}.len"), "penalty": penalty}]
+            return overlong(limit, given.whole(f"{where}.len"), penalty)
     return []
 
 
@@ -98,13 +99,12 @@ def _kl_in_reward(given: Given) -> list[dict[str, Any]]:
     older = "algorithm.kl_ctrl.kl_coef" in given.flat and not given.read(f"{ACTOR}.use_kl_loss", flag, False)
     wanted = older if explicit is None else given.read("algorithm.use_kl_in_reward", flag, False)
     coefficient = given.read("algorithm.kl_ctrl.kl_coef", number, 0.001)
-    if not wanted or coefficient == 0:
+    if not wanted:
         return []
-    part = {"use": "kl_penalty", "coef": coefficient, "estimator": given.read("algorithm.kl_penalty", KL, "k1")}
-    if str(given.get("algorithm.kl_ctrl.type")) == "adaptive":
-        part["target"] = given.read("algorithm.kl_ctrl.target_kl", number, 0.1)
-        part["horizon"] = given.whole("algorithm.kl_ctrl.horizon", 10000)
-    return [part]
+    adaptive = str(given.get("algorithm.kl_ctrl.type")) == "adaptive"
+    target = given.read("algorithm.kl_ctrl.target_kl", number, 0.1) if adaptive else None
+    horizon = given.whole("algorithm.kl_ctrl.horizon", 10000)
+    return kl_penalty(coefficient, given.read("algorithm.kl_penalty", KL, "k1"), target, horizon)
 
 
 def aggregation(name: str, given: Given) -> KeyOutcome:

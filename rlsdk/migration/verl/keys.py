@@ -78,8 +78,7 @@ ROWS = table(
             lambda v, given: KeyOutcome.missing("learner.lora has rank, alpha, targets and sync")
             if given.whole(f"{MODEL}.lora.rank", 0) else KeyOutcome.ignored("lora.rank is 0")),
         same("target_modules", "learner.lora.targets", texts, "all-linear",
-            lambda v, given: {"learner.lora.targets": v if v != ["all-linear"] else "all-linear"}
-            if given.whole(f"{MODEL}.lora_rank", 0) else {}),
+            learner.lora_targets(f"{MODEL}.lora_rank")),
         changed("exclude_modules", "learner.lora.targets", texts, "lm_head", "", run.excluded),
         changed("lora_adapter_path", "learner.lora.path", text, "adapter", "rank, alpha and targets must be the adapter's"),
         missing("custom_chat_template", f"save it to a file, and {TEMPLATE_NOTE}"),

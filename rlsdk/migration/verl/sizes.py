@@ -7,7 +7,14 @@ from typing import Any
 from rlsdk.migration.rows import changed
 from rlsdk.migration.rules import Given, KeyOutcome
 from rlsdk.migration.shared.choices import SCHEDULE
-from rlsdk.migration.shared.learner import LEARNER_NOTE, minibatches, optimizer_of, share_of_steps
+from rlsdk.migration.shared.learner import (
+    LEARNER_NOTE,
+    OFFLOAD_ALL,
+    OFFLOAD_OPTIMIZER,
+    minibatches,
+    optimizer_of,
+    share_of_steps,
+)
 from rlsdk.migration.shell import from_environment
 from rlsdk.migration.values import count, flag, interval, number, whole
 
@@ -172,8 +179,7 @@ def offload(key: str) -> Any:
         everything = any(given.read(f"{ACTOR}.{backend}.param_offload", flag, False) for backend in BACKENDS)
         if not flag(value):
             return KeyOutcome.ignored("off")
-        stage = {"learner.zero_stage": 3, "learner.offload": "all"} if everything else {"learner.offload": "optimizer"}
-        return KeyOutcome(stage, LEARNER_NOTE)
+        return KeyOutcome(OFFLOAD_ALL if everything else OFFLOAD_OPTIMIZER, LEARNER_NOTE)
 
     return changed(key, "learner.offload learner.zero_stage", flag, True, LEARNER_NOTE, give)
 

@@ -8,7 +8,7 @@ from rlsdk.migration.rules import KeyOutcome
 from rlsdk.migration.shared import engines, learner, tracking
 from rlsdk.migration.shared.choices import DTYPE, KL, SCHEDULE
 from rlsdk.migration.shared.engines import EVALUATION_NOTE
-from rlsdk.migration.shared.learner import LEARNER_NOTE
+from rlsdk.migration.shared.learner import LEARNER_NOTE, OFFLOAD_ALL
 from rlsdk.migration.values import Choice, choice, count, flag, interval, number, numbers, text, texts, two, whole
 from rlsdk.migration.xtuner import algorithm, run, sizes
 from rlsdk.migration.xtuner.algorithm import ADVANTAGES
@@ -61,7 +61,7 @@ ROWS = table(
             ignored("**", "rlsdk creates the optimiser")),
         same("lr_cfg.lr_type", "learner.schedule", SCHEDULE, "cosine"),
         changed("lr_cfg.warmup_ratio", "learner.warmup_steps", number, 0.0, "in optimiser steps", sizes.warmup),
-        changed("lr_cfg.lr_min", "learner.final_ratio", number, 1e-7, "as a share of the peak", sizes.least_rate),
+        changed("lr_cfg.lr_min", "learner.final_ratio", number, 1e-7, "as a share of the peak", learner.least_rate(f"{WORKER}.optim_cfg.lr", 1e-5)),
         same("optimizer_steps", "minibatches", count, 1),
         changed("pack_max_length", "learner.micro_batch_tokens", count, 32768,
             "includes padding, unless rows are packed",
@@ -69,7 +69,7 @@ ROWS = table(
         changed("sp_size", "learner.sequence_parallel", whole, 1, "must divide placement.learners",
             lambda v, given: {"learner.sequence_parallel": max(1, v)}),
         changed("fsdp_cfg.cpu_offload", "learner.offload", flag, True, LEARNER_NOTE,
-            lambda v, given: {"learner.zero_stage": 3, "learner.offload": "all"} if v else {"learner.zero_stage": 3}),
+            lambda v, given: OFFLOAD_ALL if v else {"learner.zero_stage": 3}),
         same("fsdp_cfg.torch_compile", "learner.compile", flag, False),
         unless("fsdp_cfg.ep_size", (1,), "experts are not sharded over ranks", 4)),
     (changed(f"{place}.fp32_lm_head", "model.head_dtype", flag, True, "in engines and learner alike",

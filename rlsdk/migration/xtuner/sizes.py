@@ -7,7 +7,6 @@ from typing import Any
 from rlsdk.migration.rules import Given, KeyOutcome
 from rlsdk.migration.shared.learner import share_of_steps
 from rlsdk.migration.shared.tracking import KEEP_ALL
-from rlsdk.migration.values import number
 
 WORKER, LOSS = "train_worker_cfg", "train_worker_cfg.loss_cfg"
 TASK, HELD_OUT = "agent_loop_manager_cfg.tasks", "eval_agent_loop_manager_cfg.tasks"
@@ -19,11 +18,6 @@ DATA = "sampler_config.dataloader_cfg.dataset_config_list.0"
 def warmup(value: float, given: Given) -> KeyOutcome:
     steps = given.whole("total_train_steps", 0) * given.whole(f"{WORKER}.optimizer_steps")
     return share_of_steps(steps or None, value)
-
-
-def least_rate(value: float, given: Given) -> dict[str, Any]:
-    peak = given.read(f"{WORKER}.optim_cfg.lr", number, 1e-5)
-    return {"learner.final_ratio": min(1.0, value / peak)} if peak else {}
 
 
 def exported(value: int, given: Given) -> dict[str, Any]:
