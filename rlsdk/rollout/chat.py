@@ -5,6 +5,7 @@ Later turns only append. If the renderer changes earlier text, such as by droppi
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import reprlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ from rlsdk.engines.client import Answer, GenerateRequest, Watch
 from rlsdk.errors import ConfigError, EngineError, OutOfRoomError, ValueFault
 from rlsdk.loops import LoopBridge
 from rlsdk.messages import content_of, number
-from rlsdk.rollout.codec import NOTHING
+from rlsdk.rollout.codec import NOTHING, QUICK_CHARACTERS
 from rlsdk.rollout.context import BridgedEnv, Prompt, RolloutContext, ServedConversations, entered_on
 from rlsdk.rollout.transcript import Segment, Sending, Transcript
 from rlsdk.seeds import derive
@@ -209,6 +210,7 @@ class TokenChat:
                 "the workflow samples the policy, but the algorithm trains on demonstrations; use it only for "
                 "evaluation (`eval.workflow`), or choose an algorithm that samples"
             )
+        await self.tokenize()
         begin = codec.encode(prefill)
         room = self.room() - len(begin)
         if room < 1:
@@ -229,11 +231,29 @@ class TokenChat:
         )
         answer = await self._at_home(lambda: client.sample(request))
         if self._pending is not sending:  # the answer does not continue the current conversation
-            raise ValueFault(
-                f"task {self._prompt.task.id!r}: the conversation changed while an answer to it was sampled; await "
-                "`sample` before the next call, or sample several answers from `chat.branch()`"
-            )
+            raise self._changed()
         return self._take(sending, prefill, answer)
+
+    async def tokenize(self) -> None:
+        """Tokenize the unsent messages: long ones in a thread, since other conversations share this event loop.
+
+        Raises:
+            ConfigError: The renderer rejects the messages, or rewrites earlier answers.
+            ValueFault: The conversation changed meanwhile.
+        """
+        if self._pending is not None or self._talk.new_characters <= QUICK_CHARACTERS:
+            return
+        talk, tools = self._talk.copy(), self._tools
+        sending = await asyncio.to_thread(self._rendered, talk, tools)
+        if self._pending is not None or self._tools is not tools or self._talk.shown != talk.shown:
+            raise self._changed()
+        self._expect(sending)
+
+    def _changed(self) -> ValueFault:
+        return ValueFault(
+            f"task {self._prompt.task.id!r}: the conversation changed while an answer to it was sampled; await "
+            "`sample` before the next call, or sample several answers from `chat.branch()`"
+        )
 
     def _images(self, sending: Sending) -> dict[str, Any]:
         """Return the images before the answer and their token positions, in the form of a request."""
@@ -439,17 +459,25 @@ class TokenChat:
 
     def _sending(self) -> Sending:
         """Return the tokens to send before the next answer; before the first answer, change the prompt itself."""
-        if self._pending is None:
-            codec, messages, tools = self._context.codec, self._talk.shown, self._tools
-            if not self._turn:
-                self._segment = Segment.of(codec.prompt_tokens(messages, plain=self._plain, tools=tools))
-                self._pending = Sending(NOTHING)
-                return self._pending
-            how: dict[str, Any] = {"plain": self._plain, "tools": tools}
-            bridge = codec.bridge_tokens(messages, self._talk.new, ended=self._ended, **how)
-            tokens = codec.prompt_tokens(messages, **how) if bridge is None else bridge
-            self._pending = Sending(tokens, new_rollout=bridge is None)
-        return self._pending
+        return self._pending or self._expect(self._rendered(self._talk, self._tools))
+
+    def _expect(self, sending: Sending) -> Sending:
+        """Set the tokens to send before the next answer."""
+        if not self._turn and not sending.too_long:
+            self._segment, sending = Segment.of(sending.tokens), Sending(NOTHING)
+        self._pending = sending
+        return sending
+
+    def _rendered(self, talk: Transcript, tools: Sequence[Mapping[str, Any]]) -> Sending:
+        """Tokenize what follows the last answer, or the whole conversation; may run in a thread."""
+        codec, limit, new = self._context.codec, self._context.max_length, talk.new_characters
+        # To tokenize hundreds of megabytes, of a tool's result for example, takes minutes and gigabytes.
+        if new > limit and new > limit * codec.longest:
+            return Sending(NOTHING, too_long=True)
+        how: dict[str, Any] = {"plain": self._plain, "tools": tools}
+        bridge = codec.bridge_tokens(talk.shown, talk.new, ended=self._ended, **how) if self._turn else None
+        tokens = codec.prompt_tokens(talk.shown, **how) if bridge is None else bridge
+        return Sending(tokens, new_rollout=bridge is None)
 
     def _full(self) -> Exception:
         where = f"task {self._prompt.task.id!r}: {self._segment.length} tokens"

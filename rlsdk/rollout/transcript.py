@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from rlsdk.contracts import Call, Malformed, ToolParser
 from rlsdk.messages import joined
-from rlsdk.rollout.codec import ChatTokenizer
+from rlsdk.rollout.codec import CUT, ChatTokenizer
 from rlsdk.tool_calls import call_id as id_of
 from rlsdk.types import Content, Message, Role, ToolCall
 
@@ -66,6 +67,12 @@ class Transcript:
     def before(self) -> list[Message]:
         """Messages up to the last answer."""
         return self.messages[: len(self.messages) - self.new]
+
+    @property
+    def new_characters(self) -> int:
+        """Number of characters after the last answer."""
+        texts = [message.text for message in self.shown[len(self.shown) - self.new :]]
+        return sum(len(text) - text.count(CUT) for text in texts)
 
     @property
     def _answers(self) -> int:
@@ -228,13 +235,17 @@ class Sending:
     Attributes:
         tokens: int64 `[k]`.
         new_rollout: True if they are a whole prompt that starts another rollout.
+        too_long: True if they were left out, since the messages cannot fit into the model's length.
     """
 
     tokens: np.ndarray
     new_rollout: bool = False
+    too_long: bool = False
 
     def length(self, segment: Segment) -> int:
         """Return the number of tokens before the answer."""
+        if self.too_long:
+            return sys.maxsize
         return len(self.tokens) + (0 if self.new_rollout else segment.length)
 
     def whole(self, segment: Segment, prefill: np.ndarray) -> np.ndarray:

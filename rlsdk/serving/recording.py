@@ -234,6 +234,7 @@ class Recorder:
             for message in history[_answered(history) :]:
                 _say(chat, asked.as_message(message))
             try:
+                await chat.tokenize()
                 new_rollout = chat.begins_new_rollout
             except RefusedMessagesError as error:  # as at the start of a conversation: the agent's fault
                 raise APIError("; ".join(error.faults), param="messages") from error

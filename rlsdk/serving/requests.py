@@ -17,7 +17,7 @@ from rlsdk.contracts import Completion
 from rlsdk.engines.client import Watch
 from rlsdk.errors import ConfigError, ValueFault
 from rlsdk.rollout.chat import RolloutContext
-from rlsdk.rollout.codec import ChatTokenizer
+from rlsdk.rollout.codec import QUICK_CHARACTERS, ChatTokenizer
 from rlsdk.serving.messages import (
     AnswerHead,
     APIError,
@@ -34,8 +34,6 @@ from rlsdk.types import Message
 
 MODEL = "policy"
 """Default model name for clients; any other is also accepted."""
-QUICK_CHARACTERS = 20_000
-"""Histories with more characters are tokenised in a thread."""
 MESSAGE_CHARACTERS = 100
 """Cost of one more message in the template, in characters."""
 _CHUNK = "chat.completion.chunk"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
@@ -18,6 +19,7 @@ from rlsdk.contracts import Chat, Sampling
 from rlsdk.engines.client import Answer, GenerateRequest
 from rlsdk.errors import ConfigError, OutOfRoomError, ValueFault
 from rlsdk.plugins import load
+from rlsdk.rollout import chat as chats
 from rlsdk.rollout.chat import Prompt, RolloutContext, TokenChat
 from rlsdk.rollout.codec import NOTHING, ChatTokenizer
 from rlsdk.testing import ScriptedPolicy
@@ -483,6 +485,83 @@ def test_room_and_a_conversation_that_fills_the_model() -> None:
     assert cut.status == "truncated" and cut.text == "1+"
     with pytest.raises(ValueFault, match=r"task 't': 6 tokens leave no room in model.max_length"):
         converse(plain(), TEXT, once, "1", max_length=6)
+
+
+class Threads(ChatTokenizer):
+    """Records which texts are tokenized, and in which threads."""
+
+    def __init__(self, *arguments: Any, **how: Any) -> None:
+        self.seen: list[tuple[int, int]] = []
+        super().__init__(*arguments, **how)
+
+    def _ids(self, text: str, *, special: bool = False) -> list[int]:
+        self.seen.append((len(text), threading.get_ident()))
+        return super()._ids(text, special=special)
+
+
+def recorded(codec: ChatTokenizer) -> Threads:
+    return Threads(codec.tokenizer, renderer=codec.renderer)
+
+
+@pytest.mark.parametrize("make", [plain, partial(chatml, CHATML), partial(chatml, FORGETFUL)])
+def test_long_messages_are_tokenized_in_a_thread_into_the_same_tokens(
+    make: Callable[[], ChatTokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = "12345, " * 4000
+
+    async def talk(chat: TokenChat) -> None:
+        chat.say(long)
+        await chat.sample()
+        chat.say(f"{long}7")
+        await chat.sample()
+
+    codec = recorded(make())
+    found, _ = converse(codec, TALK if codec.renderer.usable else TEXT, talk, "3+5", "4")
+    threads = {thread for length, thread in codec.seen if length >= len(long)}
+    assert threads and threading.get_ident() not in threads
+    monkeypatch.setattr(chats, "QUICK_CHARACTERS", 10**9)
+    codec = recorded(make())
+    alone, _ = converse(codec, found.task, talk, "3+5", "4")
+    assert {thread for _, thread in codec.seen} == {threading.get_ident()}
+    assert found.token_ids.tolist() == alone.token_ids.tolist()
+    assert found.loss_mask.tolist() == alone.loss_mask.tolist() and found.messages == alone.messages
+
+
+@pytest.mark.parametrize("turns", [0, 1])
+def test_messages_that_cannot_fit_are_refused_without_being_tokenized(turns: int) -> None:
+    codec = recorded(plain())
+    most = 100 * codec.longest
+
+    async def talk(chat: TokenChat) -> None:
+        if turns:
+            await chat.sample()
+            chat.say("+" * most)
+            assert chat.room() == 0
+            assert codec.seen.pop()[0] > most  # at the limit, its tokens must be counted
+            chat.say("+")
+        else:
+            chat.say("+" * (most + 1))
+        assert chat.room() == 0 and not chat.begins_new_rollout
+        with pytest.raises(OutOfRoomError if turns else ValueFault, match=r"leave no room in model\.max_length"):
+            await chat.sample()
+
+    found, _ = converse(codec, TEXT, talk, "3+5", max_length=100)
+    assert max(length for length, _ in codec.seen) < most
+    assert len(found.token_ids) < 100 and found.messages[-1].content.endswith("+")
+
+
+def test_a_conversation_that_changes_while_long_messages_are_tokenized_is_refused() -> None:
+    async def talk(chat: TokenChat) -> None:
+        chat.say("12345, " * 4000)
+        answer = asyncio.ensure_future(chat.sample())
+        await asyncio.sleep(0)
+        chat.say("6")
+        with pytest.raises(ValueFault, match=r"task 't': the conversation changed while an answer to it was sampled"):
+            await answer
+        await chat.sample()
+
+    found, _ = converse(plain(), TEXT, talk, "3+5")
+    assert found.messages[0].content.endswith("12345, \n6") and found.messages[-1].content == "3+5"
 
 
 @pytest.mark.parametrize("changes", ["sample", "say", "branch"])
