@@ -46,6 +46,14 @@ def test_its_commands_and_options_exist(page: Path) -> None:
             assert option in helped.output + nested.output, line
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
+def test_a_short_run_whose_rollouts_are_read_saves_them(page: Path) -> None:
+    """The quickstart saves those of every tenth step."""
+    for block in re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        if "rlsdk rollouts" in block and (steps := re.search(r" steps=(\d+)", block)):
+            assert int(steps[1]) >= 10 or "save_rollouts=1" in block
+
+
 @pytest.mark.parametrize("kind", ["reward", "policy_loss"])
 def test_the_file_to_begin_with_passes_its_check(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
