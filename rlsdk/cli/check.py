@@ -13,10 +13,10 @@ import attrs
 import click
 from click.core import ParameterSource
 from rich.markup import escape
-from rich.table import Table
 
-from rlsdk.cli.listing import console, no_plugin
-from rlsdk.cli.parameters import plugin_files
+from rlsdk.cli.listing import no_plugin
+from rlsdk.cli.output import borderless, console
+from rlsdk.cli.parameters import json_output, plugin_files
 from rlsdk.components import Use
 from rlsdk.errors import ConfigError, OptionError, PluginError, UnknownComponentError, ValueFault
 from rlsdk.kinds import KINDS, Kind
@@ -70,7 +70,7 @@ _STARTED: tuple[Kind, ...] = ("engine", "learner")
     "--engine", metavar="NAME", help="With `model`: engine to compare with the learner.  [default: transformers]"
 )
 @click.option("--trace", is_flag=True, help="With `model`: find the first operation where engine and learner differ.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_output
 @click.pass_context
 def check(
     context: click.Context,
@@ -160,7 +160,7 @@ def _check_model(context: click.Context, path: str, how: Mapping[str, Any], engi
         described = [{"name": each.name, "ok": each.ok, "reason": each.reason} for each in properties]
         click.echo(json.dumps({"ok": ok, "properties": described}, indent=2, ensure_ascii=False))
     else:
-        table = Table(box=None, pad_edge=False, show_header=False)
+        table = borderless(show_header=False)
         for each in properties:
             held = {"True": "[green]holds[/green]", "False": "[red]broken[/red]"}.get(str(each.ok), "[dim]n/a[/dim]")
             table.add_row(f"[cyan]{each.name}[/cyan]", held, escape(each.reason))
@@ -188,7 +188,7 @@ def _trace_model(context: click.Context, path: str, engine: str | None, trust_re
         rows = [attrs.asdict(each) | {"difference": min(each.difference, 1e308)} for each in operations]
         click.echo(json.dumps({"ok": first is None, "first": first and first.name, "operations": rows}, indent=2))
     else:
-        table = Table("operation", "largest difference", "dtype", "shape", box=None, pad_edge=False)
+        table = borderless("operation", "largest difference", "dtype", "shape")
         for each in pick(operations):
             colour = "red" if each is first else "cyan"
             shape = " × ".join(map(str, each.shape))
@@ -241,7 +241,7 @@ def _print(report: Report, seconds: float, started: bool) -> None:
     out = console()
     by_component = report.by_component()
     for kind in (kind for kind in get_args(Kind) if any(kind == k for k, _ in by_component)):
-        table = Table(title=kind, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False)
+        table = borderless(title=kind, title_style="bold", show_header=False)
         for (held, name), findings in by_component.items():
             if held == kind:
                 passed = sum(finding.outcome == "passed" for finding in findings)

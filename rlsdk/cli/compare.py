@@ -9,13 +9,15 @@ from typing import Any
 
 import click
 
+from rlsdk.cli.parameters import json_output
+
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN RUN …", type=click.Path(path_type=Path, file_okay=False))
 @click.option(
     "--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write an HTML page with curves."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_output
 def compare(runs: Sequence[Path], html: Path | None, as_json: bool) -> None:
     """Compare the runs in folders RUN: settings that differ, results with confidence intervals, winners.
 
@@ -41,11 +43,7 @@ def compare(runs: Sequence[Path], html: Path | None, as_json: bool) -> None:
 
 
 def _show(found: dict[str, Any]) -> None:
-    from rich.markup import escape
-    from rich.table import Table
-    from rich.text import Text
-
-    from rlsdk.cli.listing import console
+    from rlsdk.cli.output import console, print_rows
     from rlsdk.reporting.compare import INTERVALS, difference_rows, metric_rows, missing_rows, winner_rows
 
     labels, out = [*found["groups"]], console()
@@ -54,11 +52,7 @@ def _show(found: dict[str, Any]) -> None:
         ("results", ("metric", *labels), metric_rows(found)),
         ("held-out winners", ("tasks", "winner", "mean", ""), winner_rows(found)),
     ):
-        table = Table(*map(escape, head), title=title, title_justify="left", box=None, pad_edge=False)
-        for row in rows:
-            table.add_row(*map(Text, row))
-        if rows:
-            out.print(table)
+        print_rows(out, title, head, rows)
     for folder, status in found["unfinished"].items():
         out.print(f"{folder} has not finished ({status}); its values are those so far", markup=False, soft_wrap=True)
     for folder, counts in missing_rows(found):

@@ -14,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rlsdk.cli import listing
-from rlsdk.cli.parameters import plugin_files
+from rlsdk.cli.output import borderless, show
+from rlsdk.cli.parameters import json_output, plugin_files
 from rlsdk.components import brief
 from rlsdk.config.json_schema import json_schema
 from rlsdk.config.reference import DEFAULTS, ConfigKey, of_component, settings
@@ -28,7 +29,7 @@ from rlsdk.plugins import CORE, Plugins
 @click.argument("section", required=False)
 @click.option("--schema", is_flag=True, help="Print a JSON schema for editors, with the options of installed plugins.")
 @plugin_files
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_output
 def config(section: str | None, schema: bool, files: tuple[str, ...], as_json: bool) -> None:
     """Show all configuration keys with type, default, unit and description.
 
@@ -45,11 +46,11 @@ def config(section: str | None, schema: bool, files: tuple[str, ...], as_json: b
     if as_json:
         click.echo(json.dumps([described(setting) for setting in found], indent=2))
         return
-    listing.show(table(found))
+    show(table(found))
     kinds = {setting.kind for setting in found if setting.kind and section}
     for kind in sorted(kinds):
         names = ", ".join(name for _, name in plugins.components(CORE, kind))
-        listing.show(f"\n{kind}: {escape(names)}; `rlsdk plugins {kind}` shows their options, and those of plugins")
+        show(f"\n{kind}: {escape(names)}; `rlsdk plugins {kind}` shows their options, and those of plugins")
 
 
 def offered(plugins: Plugins, names: Sequence[str] | None = None) -> dict[Kind, dict[str, Any]]:
@@ -95,10 +96,9 @@ def _guess(section: str, known: Sequence[ConfigKey]) -> str:
 
 def table(found: Sequence[ConfigKey]) -> Table:
     """Return settings as a readable table."""
-    rows = Table(box=None, pad_edge=False, show_header=False)
+    rows = borderless(show_header=False, expand=True)
     rows.add_column(ratio=5, overflow="fold")
     rows.add_column(ratio=6, overflow="fold")
-    rows.expand = True
     for setting in found:
         default = "" if setting.section and setting.default is not None else f" = {shown_default(setting)}"
         if setting.required:

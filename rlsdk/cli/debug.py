@@ -13,8 +13,8 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from rlsdk.cli.listing import console
-from rlsdk.cli.parameters import SettingsCommand, plugin_files
+from rlsdk.cli.output import console
+from rlsdk.cli.parameters import SettingsCommand, config_and_settings, plugin_files
 from rlsdk.config import check
 from rlsdk.errors import visible
 from rlsdk.plurals import counted
@@ -34,8 +34,7 @@ def debug() -> None:
 
 
 @debug.command(cls=SettingsCommand, short_help="Serve the engine of a configuration.")
-@click.argument("config", type=click.Path(path_type=Path))
-@click.argument("settings", metavar="[KEY=VALUE]...", nargs=-1)
+@config_and_settings
 @plugin_files
 def engine(config: Path, settings: tuple[str, ...], files: tuple[str, ...]) -> None:
     """Serve the engine of the YAML file CONFIG on this machine until Ctrl-C; nothing is trained."""
@@ -52,8 +51,7 @@ def engine(config: Path, settings: tuple[str, ...], files: tuple[str, ...]) -> N
 
 
 @debug.command(cls=SettingsCommand, short_help="Run the workflow on one task.")
-@click.argument("config", type=click.Path(path_type=Path))
-@click.argument("settings", metavar="[KEY=VALUE]...", nargs=-1)
+@config_and_settings
 @plugin_files
 @click.option("--task", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Index in tasks.train.")
 @click.option("--samples", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Rollouts to run.")

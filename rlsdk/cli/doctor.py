@@ -7,7 +7,8 @@ import json
 import click
 from rich.markup import escape
 
-from rlsdk.cli.listing import console, wrapped
+from rlsdk.cli.output import console, wrapped
+from rlsdk.cli.parameters import json_output
 from rlsdk.plurals import counted
 
 FAULTY = 1
@@ -15,7 +16,7 @@ COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_output
 @click.pass_context
 def doctor(context: click.Context, as_json: bool) -> None:
     """Check this machine: versions, GPU, compilers, memory, disk, network, logins.

@@ -8,6 +8,7 @@ from pathlib import Path
 import attrs
 import click
 
+from rlsdk.cli.parameters import json_output
 from rlsdk.errors import ArgumentError, RunError
 from rlsdk.plurals import counted
 from rlsdk.runlog.actors import read_status, request_engines, requested_engines
@@ -21,7 +22,7 @@ _AGAIN = "resume it with rlsdk train --resume"
 @click.option(
     "--count", type=click.IntRange(1), metavar="N", help="Change the number of engines from the next step on."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_output
 def engines(run: Path, count: int | None, as_json: bool) -> None:
     """Show the engines of the run in the folder RUN; with --count, start or stop engines.
 

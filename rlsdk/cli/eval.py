@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Column, Table
 
-from rlsdk.cli.listing import console
-from rlsdk.cli.parameters import RunPath, SettingsCommand, plugin_files
+from rlsdk.cli.output import console
+from rlsdk.cli.parameters import RunPath, SettingsCommand, config_and_settings, json_output, plugin_files
 from rlsdk.config import check, read
 from rlsdk.errors import ArgumentError
 
@@ -23,8 +23,7 @@ _LEFT_BY_A_FAILURE = frozenset({"cache", "logs", "pictures", "transcripts.jsonl"
 
 
 @click.command(cls=SettingsCommand, name="eval")
-@click.argument("config", type=click.Path(path_type=Path))
-@click.argument("settings", metavar="[KEY=VALUE]...", nargs=-1)
+@config_and_settings
 @click.option(
     "--checkpoint",
     type=RunPath(),
@@ -44,7 +43,7 @@ _LEFT_BY_A_FAILURE = frozenset({"cache", "logs", "pictures", "transcripts.jsonl"
     help="Tasks per source to save as pictures.",
 )
 @plugin_files
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_output
 def eval(  # noqa: A001 - the command's name
     config: Path,
     settings: tuple[str, ...],

@@ -11,12 +11,11 @@ from typing import Any
 
 import attrs
 import click
-from rich.table import Table
 from rich.text import Text
 
 from rlsdk.cli.lazy import WRONG_INPUT
-from rlsdk.cli.listing import console, show, wrapped
-from rlsdk.cli.parameters import SettingsCommand, plugin_files
+from rlsdk.cli.output import borderless, console, show, wrapped
+from rlsdk.cli.parameters import SettingsCommand, config_and_settings, json_output, plugin_files
 from rlsdk.cluster.gpus import GPUMap, GPUNode, parse_nodes
 from rlsdk.cluster.placement import gpu_map
 from rlsdk.components import brief
@@ -33,8 +32,7 @@ from rlsdk.readiness.tasks import PlanFinding
 
 
 @click.command(cls=SettingsCommand)
-@click.argument("config", type=click.Path(path_type=Path))
-@click.argument("settings", metavar="[KEY=VALUE]...", nargs=-1)
+@config_and_settings
 @plugin_files
 @click.option("--full", is_flag=True, help="Show every value with its origin, and the batch arithmetic.")
 @click.option(
@@ -44,7 +42,7 @@ from rlsdk.readiness.tasks import PlanFinding
 )
 @click.option("--gpu-memory", type=float, metavar="GIB", help="Plan for GPUs with this much memory, in GiB.")
 @click.option("--memory/--no-memory", "with_memory", default=True, help="Estimate the memory of the run.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_output
 def explain(
     config: Path,
     settings: tuple[str, ...],
@@ -140,7 +138,7 @@ def _print_json(
 
 def _print_values(found: Sequence[Origin]) -> None:
     """Print each value with its origin, in two columns that wrap."""
-    table = Table(box=None, pad_edge=False, show_header=False, title="values", title_justify="left", title_style="bold")
+    table = borderless(show_header=False, title="values", title_style="bold")
     table.add_column(ratio=3, overflow="fold")
     table.add_column(ratio=2, overflow="fold", style="dim")
     for each in found:

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
-import click
-from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
+from rlsdk.cli.output import WIDTH, borderless, show
 from rlsdk.components import Component, Use, brief
 from rlsdk.errors import PluginError
 from rlsdk.kinds import OTHER_NAMES, Kind
 from rlsdk.options import Option, nearest
 from rlsdk.plugins import CORE, PluginEntry, Plugins, misspelt_group
-
-WIDTH = 160
-"""Width of data tables if neither a terminal nor COLUMNS limits it."""
-TEXT_WIDTH = 100
-"""Width of text tables in that case."""
-NARROWEST = 10
-"""Minimum value of COLUMNS that is accepted as a terminal's width."""
 
 
 @attrs.frozen
@@ -145,45 +134,6 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
-def console(unlimited: int = WIDTH) -> Console:
-    """Return a console for standard output, as wide as the terminal or, without one, as COLUMNS.
-
-    Args:
-        unlimited: Width if neither is available.
-    """
-    return Console(width=None if _is_limited() else unlimited, highlight=False)
-
-
-def _is_limited() -> bool:
-    columns = os.environ.get("COLUMNS", "")
-    if columns.isdigit() and int(columns) < NARROWEST:  # some programs set 0 if there is no terminal
-        return False
-    return sys.stdout.isatty() or columns.isdigit()
-
-
-def wrapped(line: str, indent: int) -> str:
-    """Wrap a line if a terminal or COLUMNS limits the width; words such as paths are not broken."""
-    if not _is_limited():
-        return line
-    fold = textwrap.TextWrapper(
-        console().width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
-    )
-    return "\n".join(fold.fill(each) for each in line.split("\n"))
-
-
-def show(content: RenderableType, unlimited: int = TEXT_WIDTH) -> None:
-    """Print to standard output, without the trailing spaces of table lines.
-
-    Args:
-        content: Object to print.
-        unlimited: Width if neither a terminal nor COLUMNS limits it.
-    """
-    out = console(unlimited)
-    with out.capture() as written:
-        out.print(content)
-    click.echo("\n".join(line.rstrip() for line in written.get().splitlines()))
-
-
 def no_plugin(plugins: Plugins, name: str, *, kinds: Sequence[Kind] = (), hint: str = "") -> str:
     """Return the error message for an unknown plugin.
 
@@ -205,7 +155,7 @@ def no_plugin(plugins: Plugins, name: str, *, kinds: Sequence[Kind] = (), hint: 
 
 def print_entries(entries: Sequence[tuple[PluginEntry, str]]) -> None:
     """Show plugins as a table."""
-    table = Table("plugin", box=None, pad_edge=False)
+    table = borderless("plugin")
     for name in ("distribution", "version", "status"):
         table.add_column(name, overflow="fold")
     for entry, broken in entries:
@@ -226,7 +176,7 @@ def print_offers(offers: Offers, usual: UsualAlgorithm) -> None:
     listed = [full_name(*pair) for pair in offers.components if pair[1].kind == "algorithm"]
     explained = usual.name in listed  # its fields are described there; once is enough
     for kind in kinds:
-        table = Table(title=kind, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False)
+        table = borderless(title=kind, title_style="bold", show_header=False)
         table.add_column(no_wrap=True)
         table.add_column(overflow="fold")
         for plugin, component in offers.components:

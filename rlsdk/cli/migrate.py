@@ -12,10 +12,10 @@ from typing import Any
 import attrs
 import click
 import yaml
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
-from rlsdk.cli.listing import console
+from rlsdk.cli.output import borderless, console
 from rlsdk.errors import ConfigError
 from rlsdk.migration import FRAMEWORKS, KeyReport, Migration
 from rlsdk.migration import migrate as convert
@@ -150,9 +150,7 @@ def _print(found: Migration, faults: Sequence[str], out: Path | None, *, to_stde
 
 
 def _table(title: str, entries: Iterable[KeyReport]) -> Table:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, show_header=False)
-    for _ in range(2):
-        table.add_column(overflow="fold")
+    table = borderless(*(Column(overflow="fold") for _ in range(2)), title=title, show_header=False)
     for entry in entries:
         value = str(entry.value)
         shown = value if len(value) <= 40 else value[:37] + "…"

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from rlsdk.cli.output import borderless
 from rlsdk.errors import DataError, visible
 from rlsdk.plurals import counted
 from rlsdk.scoring.scorer import Scorer
@@ -244,7 +245,7 @@ def show(found: Mapping[str, Any], out: Console) -> None:
 
 
 def _bars(histogram: Sequence[Mapping[str, float]]) -> Table:
-    table = Table(box=None, pad_edge=False, show_header=False)
+    table = borderless(show_header=False)
     most = max(each["count"] for each in histogram)
     for each in histogram:
         single = each["from"] == each["to"]
@@ -258,7 +259,7 @@ def _show_disagreement(found: Mapping[str, Any], out: Console) -> None:
     if found["mean"] is None:
         return
     out.print(f"{found['differ']} differ from the given scores, by {found['mean']:.4g} on average", markup=False)
-    table = Table("row", "given", "score", "reason", "end of the response", box=None, pad_edge=False)
+    table = borderless("row", "given", "score", "reason", "end of the response")
     for each in found["worst"]:
         cells = (each["row"], f"{each['given']:.4g}", f"{each['score']:.4g}", _brief(each["reason"]))
         table.add_row(*map(escape, cells), escape(_brief(each["response"][-_SHOWN:])))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
 import attrs
 import click
 from click.shell_completion import CompletionItem
 
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+json_output = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 plugin_files = click.option(
     "--plugin",
     "files",
@@ -18,6 +21,12 @@ plugin_files = click.option(
     multiple=True,
     help="Load a Python file as a plugin named after the file, without .py; repeatable.",
 )
+
+
+def config_and_settings(command: _Command) -> _Command:
+    """Add the arguments CONFIG and `KEY=VALUE…` to a command."""
+    settings = click.argument("settings", metavar="[KEY=VALUE]...", nargs=-1)
+    return click.argument("config", type=click.Path(path_type=Path))(settings(command))
 
 
 class RunPath(click.ParamType[str]):

@@ -11,7 +11,7 @@ import attrs
 import click
 
 from rlsdk.cli import listing
-from rlsdk.cli.parameters import plugin_files
+from rlsdk.cli.parameters import json_output, plugin_files
 from rlsdk.errors import PluginError
 from rlsdk.kinds import KINDS
 from rlsdk.plugins import CORE, Plugins
@@ -23,7 +23,7 @@ BROKEN = 1
 @click.argument("what", metavar="[KIND|NAME]", required=False)
 @plugin_files
 @click.option("--all", "whole", is_flag=True, help="For algorithms, also show defaults shared with grpo.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_output
 @click.pass_context
 def plugins(context: click.Context, what: str | None, files: tuple[str, ...], whole: bool, as_json: bool) -> None:
     """List plugins with their components and options.

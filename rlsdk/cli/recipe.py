@@ -10,10 +10,11 @@ from typing import Any
 import attrs
 import click
 from rich.markup import escape
-from rich.table import Table
 
 from rlsdk.cli.lazy import FAILED
-from rlsdk.cli.listing import show as show_table
+from rlsdk.cli.output import borderless
+from rlsdk.cli.output import show as show_table
+from rlsdk.cli.parameters import json_output
 from rlsdk.errors import EnvironmentFault
 from rlsdk.recipes import catalogue
 from rlsdk.recipes.catalogue import Recipe, RecipeRun
@@ -33,7 +34,7 @@ def recipe() -> None:
 
 
 @recipe.command("list", short_help="List the recipes.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_output
 def list_(as_json: bool) -> None:
     """List the recipes: task, algorithm, hardware, minutes, and held-out accuracy before and after.
 
@@ -43,7 +44,7 @@ def list_(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
-    table = Table(box=None, pad_edge=False)
+    table = borderless()
     table.add_column("recipe", no_wrap=True, min_width=max((len(row["name"]) for row in found), default=0))
     for name in ("task", "algorithm", "hardware", *NUMBERS, "measured"):
         table.add_column(name, justify="right" if name in NUMBERS else "left", overflow="fold")
@@ -98,7 +99,7 @@ def ceiling(measured: RecipeRun, metric: str) -> float:
 
 @recipe.command(short_help="Show a recipe.")
 @click.argument("name")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_output
 def show(name: str, as_json: bool) -> None:
     """Show the recipe NAME: its README, its commands, expected and measured results."""
     found = catalogue.read(name)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from rlsdk.cli.parameters import SettingsCommand, plugin_files
+from rlsdk.cli.parameters import SettingsCommand, json_output, plugin_files
 from rlsdk.errors import ArgumentError
 from rlsdk.plurals import counted
 from rlsdk.replay.files import FRAMEWORKS
@@ -41,7 +41,7 @@ from rlsdk.replay.files import FRAMEWORKS
     help="Largest difference attributed to rounding.",
 )
 @plugin_files
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_output
 def replay(
     file: Path,
     settings: tuple[str, ...],
@@ -67,40 +67,34 @@ def replay(
     from rlsdk.replay.files import read_columns, recognise
     from rlsdk.replay.stages import Replay
 
-    with contextlib.redirect_stdout(sys.stderr):  # plugins may print
+    if checkpoint is not None and checkpoint.isdigit():
+        raise ArgumentError([f"--checkpoint: {checkpoint!r} given; expected a model's folder"])
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # plugins may print
         try:
             chosen = yaml.safe_load(algorithm) if algorithm else None
         except yaml.YAMLError as error:
             raise ArgumentError([f"--algorithm: {algorithm!r} is not YAML: {' '.join(str(error).split())}"]) from error
         dump = dump_of(recognise(read_columns(file), framework), rewards=rewards, group_size=group_size)
         plan = replay_plan(chosen, settings, files, width=dump.width)
-        with _gradients(plan, checkpoint) as gradients:
-            found = Replay(dump, plan, tolerance=tolerance, gradients=gradients).result()
+        gradients = None
+        if checkpoint is not None:
+            from rlsdk.whatif.gradients import Gradients, checkpoint_model
+            from rlsdk.whatif.question import WhatIfQuestion
+
+            model = stack.enter_context(checkpoint_model(Path(), checkpoint))
+            gradients = Gradients(WhatIfQuestion(plan, plan, False, {}), model)
+        found = Replay(dump, plan, tolerance=tolerance, gradients=gradients).result()
     if as_json:
         click.echo(json.dumps({"file": str(file), **found}, indent=2, default=str))
     else:
         _show(found)
 
 
-@contextlib.contextmanager
-def _gradients(plan: Any, checkpoint: str | None) -> Iterator[Any]:
-    if checkpoint is None:
-        yield None
-        return
-    from rlsdk.whatif.gradients import Gradients, checkpoint_model
-    from rlsdk.whatif.question import WhatIfQuestion
-
-    if checkpoint.isdigit():
-        raise ArgumentError([f"--checkpoint: {checkpoint!r} given; expected a model's folder"])
-    with checkpoint_model(Path(), checkpoint) as model:
-        yield Gradients(WhatIfQuestion(plan, plan, False, {}), model)
-
-
 def _show(found: Mapping[str, Any]) -> None:
-    from rich.table import Table
     from rich.text import Text
 
-    from rlsdk.cli.listing import console
+    from rlsdk.cli.output import borderless, console
     from rlsdk.errors import visible
 
     out = console()
@@ -109,7 +103,7 @@ def _show(found: Mapping[str, Any]) -> None:
         f"{counted(found['tokens'], 'token')}",
         markup=False,
     )
-    table = Table("stage", "rlsdk", "theirs", "greatest difference", "", title_justify="left", box=None, pad_edge=False)
+    table = borderless("stage", "rlsdk", "theirs", "greatest difference", "")
     for each in found["stages"]:
         verdict = {True: "equal", False: "differs", None: "not recorded"}[each["equal"]]
         cells = (each["stage"], _brief(each["ours"]), _brief(each["theirs"]), _number(each["max_difference"]), verdict)

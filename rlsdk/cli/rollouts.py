@@ -79,9 +79,9 @@ def rollouts(run: str, where: str, order_by: str, limit: int, timeout: float, ev
 
 
 def _show(rows: Sequence[Mapping[str, Any]]) -> None:
-    from rich.table import Column, Table
+    from rich.table import Column
 
-    from rlsdk.cli.listing import console
+    from rlsdk.cli.output import borderless, console
 
     texts = ("response", "reason") if any(row["valid"] == 0 for row in rows) else ("response",)
     cells = {name: [_cell(row[name]) for row in rows] for name in (*SHOWN, *texts)}
@@ -92,7 +92,7 @@ def _show(rows: Sequence[Mapping[str, Any]]) -> None:
     terminal.width = max(terminal.width, taken + (_LEAST + _GAP) * len(texts))
     room = terminal.width - taken - _GAP * len(texts)
     reason = min(widths.get("reason", 0), max(room // 2, room - widths["response"]))
-    table = Table(*(Column(name, no_wrap=True) for name in SHOWN), box=None, pad_edge=False)
+    table = borderless(*(Column(name, no_wrap=True) for name in SHOWN))
     table.add_column("response", overflow="ellipsis", no_wrap=True, max_width=room - reason)
     if "reason" in texts:
         table.add_column("reason", overflow="fold", max_width=reason)

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from rlsdk.cli import offline
-from rlsdk.cli.listing import console
+from rlsdk.cli.output import console
 from rlsdk.cli.parameters import plugin_files
 from rlsdk.contracts import RewardSpec, ScoringLimits
 from rlsdk.errors import ArgumentError, ConfigError, DataError, OptionError, PluginError

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from rlsdk.cli.listing import console
-from rlsdk.cli.parameters import SettingsCommand, plugin_files
+from rlsdk.cli.output import console
+from rlsdk.cli.parameters import SettingsCommand, config_and_settings, json_output, plugin_files
 from rlsdk.errors import ArgumentError, ConfigError, ValueFault
 from rlsdk.plurals import counted
 
@@ -26,8 +26,7 @@ COLUMNS = ("", "step", "95 % below", "staleness", "engines idle", "learner idle"
 
 
 @click.command(cls=SettingsCommand)
-@click.argument("config", type=click.Path(path_type=Path))
-@click.argument("settings", metavar="[KEY=VALUE]...", nargs=-1)
+@config_and_settings
 @plugin_files
 @click.option("--engines", type=click.IntRange(1), metavar="N", help="Number of engines.  [default: placement.engines]")
 @click.option(
@@ -67,7 +66,7 @@ COLUMNS = ("", "step", "95 % below", "staleness", "engines idle", "learner idle"
 )
 @click.option("--steps", type=click.IntRange(4), metavar="N", default=16, show_default=True, help="Steps to simulate.")
 @click.option("--whole", is_flag=True, help="Simulate all engines of a large run instead of a slice.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_output
 def simulate(
     config: Path,
     settings: tuple[str, ...],

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import click
 from rich.table import Column, Table
 
-from rlsdk.cli import listing
 from rlsdk.cli.lazy import INTERRUPTED
+from rlsdk.cli.output import borderless, show
 from rlsdk.cli.parameters import SettingsCommand, plugin_files
 from rlsdk.plurals import counted
 from rlsdk.sweeps.results import Estimate, Failure, ResultRow, missing_metric
@@ -74,7 +74,7 @@ def sweep(
         click.echo(json.dumps(found, indent=2))
     else:
         click.echo(f"{metric}: mean over seeds [95 % confidence interval]")
-        listing.show(_table(rows))
+        show(_table(rows))
         click.echo(f"written: {file}")
     tell_failures(failed, len(runs))
     if failed:
@@ -142,7 +142,7 @@ def estimate_text(estimate: Estimate | None) -> str:
 
 def _table(rows: Sequence[ResultRow]) -> Table:
     columns = [Column(key, overflow="fold") for key in rows[0].group]
-    table = Table(*columns, Column("mean", justify="right"), Column("runs", justify="right"), box=None, pad_edge=False)
+    table = borderless(*columns, Column("mean", justify="right"), Column("runs", justify="right"))
     for row in rows:
         table.add_row(
             *row.group.values(), estimate_text(row.estimate).replace("[", r"\["), f"{len(row.values)}/{len(row.runs)}"

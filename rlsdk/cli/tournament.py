@@ -11,7 +11,7 @@ import click
 from rich.markup import escape
 from rich.table import Column, Table
 
-from rlsdk.cli import listing
+from rlsdk.cli.output import borderless, show
 from rlsdk.cli.parameters import SettingsCommand, plugin_files
 from rlsdk.cli.sweep import estimate_text, tell_failures, train_runs
 from rlsdk.plurals import counted
@@ -86,7 +86,7 @@ def tournament(
     else:
         about = "interquartile mean over tasks and seeds; mean over seeds for each task [95 % interval]"
         click.echo(f"{metric}: {about}")
-        listing.show(_table(ranking, list(tasks)))
+        show(_table(ranking, list(tasks)))
         click.echo(f"written: {file}")
     tell_failures(failed, len(runs))
     if failed:
@@ -95,9 +95,7 @@ def tournament(
 
 def _table(ranking: Sequence[Standing], tasks: Sequence[str]) -> Table:
     columns = [Column(task, justify="right", overflow="fold") for task in tasks]
-    table = Table(
-        Column("algorithm", overflow="fold"), Column("all tasks", justify="right"), *columns, box=None, pad_edge=False
-    )
+    table = borderless(Column("algorithm", overflow="fold"), Column("all tasks", justify="right"), *columns)
     for each in ranking:
         missing = f" ({counted(len(each.missing), 'run')} missing)" if each.missing else ""
         cells = [escape(estimate_text(estimate)) for estimate in (each.whole, *(each.task(task) for task in tasks))]

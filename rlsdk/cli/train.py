@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from rlsdk.cli.lazy import INTERRUPTED
-from rlsdk.cli.parameters import SettingsCommand, plugin_files
+from rlsdk.cli.parameters import SettingsCommand, config_and_settings, plugin_files
 from rlsdk.config import check
 
 
@@ -44,8 +44,7 @@ class _Step(click.ParamType[int]):
 
 
 @click.command(cls=_TrainCommand)
-@click.argument("config", type=click.Path(path_type=Path))
-@click.argument("settings", metavar="[KEY=VALUE]...", nargs=-1)
+@config_and_settings
 @click.option(
     "--mode",
     type=click.Choice(["both", "explore", "train", "bench", "serve"]),
@@ -193,7 +192,7 @@ def bench_all(config: Path, settings: tuple[str, ...], files: tuple[str, ...], *
     from rich.console import Console
     from rich.table import Column, Table
 
-    from rlsdk.cli.listing import console
+    from rlsdk.cli.output import console
     from rlsdk.evaluation.models import bench
     from rlsdk.runlog.report import figure_text
 

@@ -6,13 +6,12 @@ import asyncio
 import contextlib
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
-from rlsdk.cli.parameters import RunPath, SettingsCommand, plugin_files
+from rlsdk.cli.parameters import RunPath, SettingsCommand, json_output, plugin_files
 from rlsdk.errors import ArgumentError
 
 
@@ -46,7 +45,7 @@ from rlsdk.errors import ArgumentError
     "--examples", type=click.IntRange(0), metavar="N", default=5, show_default=True, help="Number of rollouts to show."
 )
 @plugin_files
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_output
 def what_if(
     run: str,
     settings: tuple[str, ...],
@@ -76,7 +75,11 @@ def what_if(
         stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # rewards may print
         folder = stack.enter_context(local_copy(run, checkpoint=checkpoint is not None))
         checked = question(folder, asked)
-        gradients = stack.enter_context(_gradients(folder, checked, checkpoint))
+        gradients = None
+        if checkpoint is not None:
+            from rlsdk.whatif.gradients import Gradients, checkpoint_model  # imports torch
+
+            gradients = Gradients(checked, stack.enter_context(checkpoint_model(folder, checkpoint)))
         comparison = Comparison(folder, checked, gradients=gradients, examples=examples)
         found = asyncio.run(comparison.run(first, last))
     if not found["groups"]:
@@ -101,35 +104,23 @@ def _bounds(text: str | None) -> tuple[int | None, int | None]:
     return start, (int(last) if last else None) if dash else start
 
 
-@contextlib.contextmanager
-def _gradients(folder: Path, asked: Any, checkpoint: str | None) -> Iterator[Any]:
-    if checkpoint is None:
-        yield None
-        return
-    from rlsdk.whatif.gradients import Gradients, checkpoint_model
-
-    with checkpoint_model(folder, checkpoint) as model:
-        yield Gradients(asked, model)
-
-
 _COLUMNS = (
     "step", "reward", "→", "groups", "train", "→", "teach", "→", "signs differ", "of tokens", "correlation", "cosine",
 )  # fmt: skip
 
 
 def _show(found: Mapping[str, Any]) -> None:
-    from rich.table import Table
     from rich.text import Text
 
-    from rlsdk.cli.listing import console
+    from rlsdk.cli.output import borderless, console, print_rows
 
     out = console()
     changes = [
         (path, *("–" if value is None else str(value) for value in (each["before"], each["after"])))
         for path, each in found["changes"].items()
     ]
-    _print_table(out, "settings that differ", ("setting", "before", "after"), changes)
-    table = Table(*_COLUMNS, title="by step: before → after", title_justify="left", box=None, pad_edge=False)
+    print_rows(out, "settings that differ", ("setting", "before", "after"), changes)
+    table = borderless(*_COLUMNS, title="by step: before → after")
     for row in [*found["steps"], {"step": "all", **found}]:
         table.add_row(*map(Text, _cells(row)))
     out.print(table)
@@ -137,7 +128,7 @@ def _show(found: Mapping[str, Any]) -> None:
     change = found["advantages"]["mean_change"]
     out.print(f"{zero}; mean change of an advantage: {_number(change)}", markup=False)
     changed = [tuple(str(each[k]) for k in ("step", "task", "before", "after")) for each in found["changed_groups"]]
-    _print_table(out, "groups with a different outcome", ("step", "task", "before", "after"), changed)
+    print_rows(out, "groups with a different outcome", ("step", "task", "before", "after"), changed)
     for reason, count in found["invalid"].items():
         out.print(f"could not be scored: {count} × {reason}", markup=False)
     _show_examples(out, found["examples"])
@@ -165,20 +156,6 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
 
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
-
-
-def _print_table(out: Any, title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.markup import escape
-    from rich.table import Table
-    from rich.text import Text
-
-    from rlsdk.errors import visible
-
-    table = Table(*map(escape, head), title=title, title_justify="left", box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*(Text(visible(cell)) for cell in row))
-    if rows:
-        out.print(table)
 
 
 def _show_examples(out: Any, examples: Sequence[Mapping[str, Any]]) -> None:
