@@ -17,7 +17,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlsdk.sweeps.results import EVALUATED, Estimate
+from rlsdk.reporting.estimates import Estimate
+from rlsdk.sweeps.results import EVALUATED
 from rlsdk.sweeps.running import Interrupted, RunOutcome, train_all
 from rlsdk.sweeps.runs import SweepRun
 from rlsdk.sweeps.tournament import Standing, standings, suite_tasks, tournament_of

@@ -15,7 +15,8 @@ from rlsdk.cli.lazy import INTERRUPTED
 from rlsdk.cli.output import borderless, show
 from rlsdk.cli.parameters import SettingsCommand, plugin_files
 from rlsdk.plurals import counted
-from rlsdk.sweeps.results import Estimate, Failure, ResultRow, missing_metric
+from rlsdk.reporting.estimates import Estimate
+from rlsdk.sweeps.results import Failure, ResultRow, missing_metric
 from rlsdk.sweeps.running import RunOutcome
 
 if TYPE_CHECKING:

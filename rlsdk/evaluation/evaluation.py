@@ -18,7 +18,8 @@ from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.generator import Observer, RolloutGenerator
 from rlsdk.rollout.stream import opened
 from rlsdk.runlog.serialization import exchange
-from rlsdk.scoring.scorer import Scorer, check_budget, unscored
+from rlsdk.scoring.outcome import check_budget, unscored
+from rlsdk.scoring.scorer import Scorer
 from rlsdk.types import Group, Score, Task
 
 _SHOWN = 3

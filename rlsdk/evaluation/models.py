@@ -45,7 +45,7 @@ from rlsdk.rollout.generator import first_error
 from rlsdk.runlog.folder import replace_text, replacing
 from rlsdk.runlog.serialization import transcript
 from rlsdk.scoring.actors import scoring
-from rlsdk.scoring.scorer import unscored
+from rlsdk.scoring.outcome import unscored
 from rlsdk.serving.context import context_of
 from rlsdk.storage.location import is_url
 from rlsdk.types import Group, Rollout, Task

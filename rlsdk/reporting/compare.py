@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from rlsdk.config.paths import absolute_paths, noted_folder
 from rlsdk.config.tree import leaves, spelled_out
 from rlsdk.contracts import Series
 from rlsdk.plurals import counted
+from rlsdk.reporting.estimates import mean
 from rlsdk.reporting.page import chart, page, table
 from rlsdk.reporting.report import FinishedRun
 from rlsdk.runlog.report import source_label
@@ -47,12 +47,8 @@ class SeedGroup:
         if not seeds:
             return None
         # Runs of one seed are repetitions: they say nothing about the spread between seeds.
-        values = [float(np.mean(repeated)) for repeated in seeds.values()]
-        mean, count = float(np.mean(values)), len(values)
-        if count == 1:
-            return {"mean": mean, "low": None, "high": None, "seeds": 1}
-        half = student_95(count - 1) * float(np.std(values, ddof=1)) / math.sqrt(count)
-        return {"mean": mean, "low": mean - half, "high": mean + half, "seeds": count}
+        found = mean([float(np.mean(repeated)) for repeated in seeds.values()])
+        return {"mean": found.value, "low": found.low, "high": found.high, "seeds": len(seeds)}
 
     def curve(self, metric: str) -> tuple[Series, tuple[Series, Series] | None]:
         """Return the mean over seeds at the steps they share, and minimum and maximum if there are several seeds."""
@@ -216,25 +212,3 @@ def _shown(estimate: Mapping[str, Any] | None) -> str:
         return "–"
     mean = f"{estimate['mean']:.4g}"
     return mean if estimate["low"] is None else f"{mean} [{estimate['low']:.4g}, {estimate['high']:.4g}]"
-
-
-_T_95 = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
-)
-_NORMAL_95 = 1.959964
-
-
-def student_95(freedom: int) -> float:
-    """Return the 97.5 % quantile of Student's t: the half-width of a 95 % interval in standard errors.
-
-    Args:
-        freedom: Degrees of freedom, at least 1: the number of values minus one.
-    """
-    if freedom <= len(_T_95):
-        return _T_95[freedom - 1]
-    # The expansion in 1 / freedom (Abramowitz and Stegun, 26.7.5), which is exact to five digits from 31 on.
-    z = _NORMAL_95
-    terms = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + sum(term / float(freedom) ** power for power, term in enumerate(terms, 1))

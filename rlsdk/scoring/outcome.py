@@ -1,4 +1,4 @@
-"""Convert results of rewards to scores, and combine several by sums, products, gates and routes."""
+"""Convert results of rewards to scores, combine several, and limit the share of rollouts without one."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from typing import Any
 
 from rlsdk.components import component_of
 from rlsdk.contracts import RewardSpec, batch_of
-from rlsdk.errors import DataError, ValueFault, described
+from rlsdk.errors import DataError, ScoringError, ValueFault, described
 from rlsdk.plurals import counted
-from rlsdk.types import REWARD_LIMIT, Rollout, Score, is_reward
+from rlsdk.types import REWARD_LIMIT, Group, Rollout, Score, is_reward
 
+_CAUSES = 3
+"""Maximum reasons listed in a message."""
 _ROUNDING = 1e-4
 """Difference of a score's value from the sum of its token rewards, as a share of these, that counts as rounding."""
 Scored = tuple[RewardSpec, Score | None]
@@ -189,3 +191,44 @@ def _token_rewards(
         for position, value in pairs:
             total[position] = total.get(position, 0.0) + factor * rule.weight * value
     return tuple(sorted(total.items()))
+
+
+def unscored(group: Group) -> list[str]:
+    """Return why trajectories of a group could not be scored: one reason per invalid score.
+
+    The reasons do not name the group's task, so that those of several groups can be counted together.
+    """
+    scores = ([group.scores[i] for i in trajectory] for trajectory in group.trajectories)
+    reasons = (next((score.reason for score in each if not score.valid), None) for each in scores)
+    return [reason.replace(f"task {group.task.id!r}: ", "") for reason in reasons if reason is not None]
+
+
+def check_budget(groups: Sequence[Group], limit: float, when: int | str) -> int:
+    """Count unscored trajectories; raise if their share exceeds `limit`.
+
+    Args:
+        groups: Groups of a step, or of an evaluation.
+        limit: Maximum share of trajectories with an invalid score.
+        when: Step, or a description such as `evaluation at step 3`.
+
+    Returns:
+        Number of unscored trajectories.
+
+    Raises:
+        ScoringError: The share exceeds `limit`; the message names the step or evaluation, tasks and causes.
+    """
+    invalid = [(group.task, reason) for group in groups for reason in unscored(group)]
+    count = sum(len(group.trajectories) for group in groups)
+    if len(invalid) <= limit * count:
+        return len(invalid)
+    tasks: dict[str, list[str]] = {}
+    for task, reason in invalid:
+        tasks.setdefault(reason, []).append(repr(task.id))
+    # Each reason once, with the first task where it occurred; the most frequent reasons first.
+    causes = []
+    for reason, ids in sorted(tasks.items(), key=lambda each: -len(each[1]))[:_CAUSES]:
+        more = len(set(ids)) - 1
+        causes.append(f"task {ids[0]}{f' and {more} more' if more else ''}: {reason}")
+    share = f"{len(invalid)} of {count} trajectories could not be scored"
+    at = f"step {when}" if isinstance(when, int) else when
+    raise ScoringError(f"{at}: {share}, more than max_invalid={limit:g} allows. {'; '.join(causes)}")

@@ -33,11 +33,9 @@ from rlsdk.plugins import ComponentRef
 from rlsdk.scoring.batching import Batcher, Cache, Take
 from rlsdk.scoring.outcome import Scored, as_score, as_scores, combine, imported_within, rewards_tokens
 from rlsdk.scoring.pool import FailedError, Pool, TooLongError
-from rlsdk.types import Group, Rollout, Score
+from rlsdk.types import Rollout, Score
 
 log = logging.getLogger(__name__)
-_CAUSES = 3
-"""Maximum reasons listed in a message."""
 _GRACE = 1.0
 """Extra seconds for a reward with its own time limit."""
 
@@ -370,22 +368,17 @@ def _cause(error: FailedError, part: RewardTerm) -> str:
 
 async def _called_in(user_loop: UserLoop, reward: Callable[[Any], Any], argument: Any) -> Any:
     """Call a reward on the event loop for user code."""
-
-    async def call() -> Any:
-        result = reward(argument)
-        return await result if inspect.isawaitable(result) else result
-
-    return await user_loop.run(call)
+    return await user_loop.run(partial(_result, reward, argument))
 
 
 async def _each(reward: Callable[[Rollout], Any], rollouts: Sequence[Rollout]) -> list[Any]:
     """Call a reward on each of several rollouts."""
+    return await asyncio.gather(*(_guarded(contained, partial(_result, reward, rollout)) for rollout in rollouts))
 
-    async def score(rollout: Rollout) -> Any:
-        result = reward(rollout)
-        return await result if inspect.isawaitable(result) else result
 
-    return await asyncio.gather(*(_guarded(contained, partial(score, rollout)) for rollout in rollouts))
+async def _result(reward: Callable[[Any], Any], argument: Any) -> Any:
+    result = reward(argument)
+    return await result if inspect.isawaitable(result) else result
 
 
 async def _guarded(run: Callable[[Any], Any], argument: Any) -> Any:
@@ -403,44 +396,3 @@ async def _guarded(run: Callable[[Any], Any], argument: Any) -> Any:
         return Score.invalid(described(error))
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code: what it raises is reported
         return Score.invalid(described(error))
-
-
-def unscored(group: Group) -> list[str]:
-    """Return why trajectories of a group could not be scored: one reason per invalid score.
-
-    The reasons do not name the group's task, so that those of several groups can be counted together.
-    """
-    scores = ([group.scores[i] for i in trajectory] for trajectory in group.trajectories)
-    reasons = (next((score.reason for score in each if not score.valid), None) for each in scores)
-    return [reason.replace(f"task {group.task.id!r}: ", "") for reason in reasons if reason is not None]
-
-
-def check_budget(groups: Sequence[Group], limit: float, when: int | str) -> int:
-    """Count unscored trajectories; raise if their share exceeds `limit`.
-
-    Args:
-        groups: Groups of a step, or of an evaluation.
-        limit: Maximum share of trajectories with an invalid score.
-        when: Step, or a description such as `evaluation at step 3`.
-
-    Returns:
-        Number of unscored trajectories.
-
-    Raises:
-        ScoringError: The share exceeds `limit`; the message names the step or evaluation, tasks and causes.
-    """
-    invalid = [(group.task, reason) for group in groups for reason in unscored(group)]
-    count = sum(len(group.trajectories) for group in groups)
-    if len(invalid) <= limit * count:
-        return len(invalid)
-    tasks: dict[str, list[str]] = {}
-    for task, reason in invalid:
-        tasks.setdefault(reason, []).append(repr(task.id))
-    # Each reason once, with the first task where it occurred; the most frequent reasons first.
-    causes = []
-    for reason, ids in sorted(tasks.items(), key=lambda each: -len(each[1]))[:_CAUSES]:
-        more = len(set(ids)) - 1
-        causes.append(f"task {ids[0]}{f' and {more} more' if more else ''}: {reason}")
-    share = f"{len(invalid)} of {count} trajectories could not be scored"
-    at = f"step {when}" if isinstance(when, int) else when
-    raise ScoringError(f"{at}: {share}, more than max_invalid={limit:g} allows. {'; '.join(causes)}")

@@ -13,7 +13,8 @@ import attrs
 import rlsdk
 from rlsdk.config import Plan
 from rlsdk.errors import ArgumentError, ConfigError
-from rlsdk.sweeps.results import Estimate, Failure, interquartile_mean, mean
+from rlsdk.reporting.estimates import Estimate, interquartile_mean, mean
+from rlsdk.sweeps.results import Failure
 from rlsdk.sweeps.running import RunOutcome
 from rlsdk.sweeps.runs import SweepRun, check_all, refuse_equal, run_name
 

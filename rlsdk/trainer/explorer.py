@@ -40,7 +40,7 @@ from rlsdk.rollout.scheduler import RolloutScheduler
 from rlsdk.rollout.staleness import StalenessPolicy
 from rlsdk.rollout.step_batch import apply_filters
 from rlsdk.rollout.task_ledger import TaskLedger
-from rlsdk.scoring.scorer import check_budget
+from rlsdk.scoring.outcome import check_budget
 from rlsdk.trainer.metrics import raw_metrics
 from rlsdk.types import Group, Task
 from rlsdk.workers.orders import MOST_REASONS, GroupMaker, GroupOrder, made_in_order

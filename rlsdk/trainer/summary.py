@@ -16,7 +16,7 @@ from rlsdk.contracts.rollouts import RolloutSummary, TaskCounts
 from rlsdk.plurals import counted
 from rlsdk.rollout.generator import first_error
 from rlsdk.runlog.metrics import read_metrics
-from rlsdk.scoring.scorer import unscored
+from rlsdk.scoring.outcome import unscored
 from rlsdk.types import Group
 
 if TYPE_CHECKING:

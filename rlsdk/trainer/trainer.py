@@ -30,7 +30,7 @@ from rlsdk.plurals import counted
 from rlsdk.readiness.base_models import fingerprints
 from rlsdk.rollout.staleness import StalenessPolicy
 from rlsdk.rollout.step_batch import StepBatch, apply_filters, pack, produce
-from rlsdk.scoring.scorer import check_budget
+from rlsdk.scoring.outcome import check_budget
 from rlsdk.trainer.assembly import Parts, examined, started, steps_of
 from rlsdk.trainer.callbacks import Callback, LeavingNodes, Metrics, checked_callbacks, standard_callbacks
 from rlsdk.trainer.credit import CreditAssigner, minibatches, train_critic

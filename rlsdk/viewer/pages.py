@@ -270,19 +270,13 @@ async def _sent(request: web.Request, **kinds: type) -> dict[str, Any]:
     """Return the named values of a JSON request; missing ones are empty.
 
     Raises:
-        HTTPBadRequest: The request is not JSON, or a value has the wrong type.
+        ValueFault: The request is not a JSON object, or a value has the wrong type.
     """
-    from aiohttp import web
-
-    if request.content_type != "application/json":
-        raise web.HTTPBadRequest(text=f"expected JSON, got {request.content_type}")
-    content = await request.json()
-    if not isinstance(content, dict):
-        raise web.HTTPBadRequest(text="expected a mapping")
+    content = await _content(request)
     found = {name: content.get(name, kind()) for name, kind in kinds.items()}
     for name, kind in kinds.items():
         if type(found[name]) is not kind:
-            raise web.HTTPBadRequest(text=f"{name}: expected {kind.__name__}, got {type(found[name]).__name__}")
+            raise ValueFault(f"{name}: expected {kind.__name__}, got {type(found[name]).__name__}")
     return found
 
 

@@ -10,7 +10,8 @@ from rlsdk import nano
 from rlsdk.contracts import Chat, RewardSpec
 from rlsdk.errors import DataError, EngineError, ScoringError
 from rlsdk.rollout.codec import ChatTokenizer
-from rlsdk.scoring.scorer import RewardTerm, Scorer, check_budget
+from rlsdk.scoring.outcome import check_budget
+from rlsdk.scoring.scorer import RewardTerm, Scorer
 from rlsdk.testing import run_workflow
 from rlsdk.types import Group, Message, Rollout, Score, Task
 

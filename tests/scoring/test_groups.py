@@ -20,7 +20,8 @@ from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.generator import RolloutGenerator
 from rlsdk.scoring.batching import Batcher
-from rlsdk.scoring.scorer import RewardTerm, Scorer, check_budget
+from rlsdk.scoring.outcome import check_budget
+from rlsdk.scoring.scorer import RewardTerm, Scorer
 from rlsdk.testing import ScriptedPolicy, run_workflow
 from rlsdk.types import Group, Rollout, Score, Task
 from tests.scoring.group_lab import CALLS

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rlsdk.errors import ScoringError
 from rlsdk.evaluation.evaluation import Answers, evaluation_of
-from rlsdk.scoring.scorer import check_budget, unscored
+from rlsdk.scoring.outcome import check_budget, unscored
 from rlsdk.trainer.metrics import raw_metrics, reward_metrics, rollout_metrics, source_metrics
 from rlsdk.types import Group, Rollout, Score, Task
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlsdk.sweeps.results import Estimate, interquartile_mean, mean, trimmed_mean
+from rlsdk.reporting.estimates import Estimate, interquartile_mean, mean, student_95, trimmed_mean
 
 
 def test_mean_of_one_value_has_no_interval() -> None:
@@ -40,3 +40,11 @@ def test_equal_seeds_leave_no_doubt_and_one_seed_tells_nothing() -> None:
 def test_the_bootstrap_is_repeatable() -> None:
     scores = {"a": [0.1, 0.4, 0.3], "b": [0.5, 0.9, 0.2]}
     assert interquartile_mean(scores) == interquartile_mean(scores)
+
+
+@pytest.mark.parametrize(
+    ("freedom", "expected"),
+    [(1, 12.706), (9, 2.262), (10, 2.228), (30, 2.042), (31, 2.0395), (60, 2.0003), (120, 1.9799), (10_000, 1.9602)],
+)
+def test_quantiles_are_those_of_the_tables(freedom: int, expected: float) -> None:
+    assert student_95(freedom) == pytest.approx(expected, abs=5e-5)
