@@ -12,6 +12,7 @@ import datetime
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def train(name: str) -> None:
 
 def run(folder: Path, example: str, *settings: str) -> None:
     """Train an example in a folder from scratch, and record commit and date there."""
-    about = {"commit": git("describe", "--always", "--dirty"), "date": datetime.date.today().isoformat()}
+    about = about_now()
     command = [sys.executable, "-m", "rlsdk.cli", "train", example, f"name={folder.name}", f"out={folder.parent}"]
     subprocess.run([*command, *settings, "--overwrite"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
@@ -100,6 +101,16 @@ def origin(folder: Path) -> list[str]:
     """Return the table cells with commit and date of a run."""
     about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
     return [f"`{about['commit']}`", about["date"]]
+
+
+def about_now() -> dict[str, str]:
+    """Return the commit and the date of a run that starts now."""
+    return {"commit": git("describe", "--always", "--dirty"), "date": datetime.date.today().isoformat()}
+
+
+def table(rows: Iterable[Iterable[str]]) -> str:
+    """Return rows of cells as a Markdown table; the second one aligns the columns."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def git(*arguments: str) -> str:
@@ -118,9 +129,8 @@ def write_page(runs: dict[str, Path]) -> None:
         changes = "; ".join(f"`{c}`" for c in [*ALGORITHMS[name], *SETTINGS.get(name, [])]) or "none"
         greedy = f"{100 * curves[name][STEPS]['eval/greedy']:.1f}"
         rows.append([f"`{name}`", changes, *found, greedy, *origin(folder)])
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     about = "Held-out accuracy in percent, sampled at temperature 1, after so many steps; greedy after the last.\n\n"
-    page = f"{HEAD}{about}{table}\n\n![Held-out accuracy by step](assets/curves.png)\n"
+    page = f"{HEAD}{about}{table(rows)}\n\n![Held-out accuracy by step](assets/curves.png)\n"
     (ROOT / "docs" / "curves.md").write_text(page, encoding="utf-8")
     draw(curves)
 

@@ -13,7 +13,7 @@ import json
 import sys
 from pathlib import Path
 
-from curves import ROOT, RUNS, accuracies, origin, run
+from curves import ROOT, RUNS, accuracies, origin, run, table
 
 SEEDS = (0, 1, 2)
 TASKS = {
@@ -105,9 +105,8 @@ def write_page(runs: list[tuple[str, int]]) -> None:
     columns = ["run", "seed", "sampled before", "sampled after", "greedy before", "greedy after"]
     columns += ["first answer right, before", "after", "steps", "whole run, s", "commit", "date"]
     rows = [columns, ["---", *("---:" for _ in columns[1:-2]), "---", "---"], *(row(*run) for run in runs)]
-    table = "\n".join(f"| {' | '.join(each)} |" for each in rows)
     name = PICTURE.relative_to(PAGE.parent).as_posix()
-    PAGE.write_text(f"{HEAD}\n{table}\n\n![Held-out success by step]({name})\n", encoding="utf-8")
+    PAGE.write_text(f"{HEAD}\n{table(rows)}\n\n![Held-out success by step]({name})\n", encoding="utf-8")
     draw(runs)
 
 

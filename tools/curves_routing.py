@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from statistics import fmean
 
-from curves import ROOT, RUNS, accuracies, origin, run
+from curves import ROOT, RUNS, accuracies, origin, run, table
 
 from rlsdk.runlog.metrics import read_metrics
 
@@ -71,9 +71,8 @@ def write_page(names: list[str]) -> None:
         share = "" if unknown is None else f"{100 * unknown:.1f} %"
         cells = [*right, *rewards, f"{fmean(gaps):.2e}", f"{max(gaps):.2e}", share]
         rows.append([f"`{name}`", *cells, *origin(folder(name))])
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     picture = f"![Reward and gap by step](assets/{PICTURE.name})"
-    PAGE.write_text(f"{HEAD}{table}\n\n{picture}\n", encoding="utf-8")
+    PAGE.write_text(f"{HEAD}{table(rows)}\n\n{picture}\n", encoding="utf-8")
     draw(names)
 
 

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from statistics import fmean
 
-from curves import COMMON, EVERY, ROOT, RUNS, STEPS, accuracies, origin, run
+from curves import COMMON, EVERY, ROOT, RUNS, STEPS, accuracies, origin, run, table
 
 from rlsdk.runlog.metrics import read_metrics
 
@@ -80,8 +80,7 @@ def write_page(names: list[str]) -> None:
         cells += [f"{100 * curves[name][STEPS]['eval/greedy']:.1f}", f"{old:.2f}", f"{100 * wasted:.0f} %"]
         shown = {"plain": "none"}.get(correction, f"`{correction}`")
         rows.append([str(ahead), shown, *cells, *origin(folder(name))])
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    page = f"{HEAD}{table}\n\n![Held-out accuracy by step](assets/{PICTURE.name})\n"
+    page = f"{HEAD}{table(rows)}\n\n![Held-out accuracy by step](assets/{PICTURE.name})\n"
     PAGE.write_text(page, encoding="utf-8")
     draw({name: {step: 100 * found["eval/sampled"] for step, found in curves[name].items()} for name in names})
 

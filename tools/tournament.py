@@ -12,10 +12,11 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from curves import ROOT, about_now, table
 
 from rlsdk.reporting.estimates import Estimate
 from rlsdk.sweeps.results import EVALUATED
@@ -23,7 +24,6 @@ from rlsdk.sweeps.running import Interrupted, RunOutcome, train_all
 from rlsdk.sweeps.runs import SweepRun
 from rlsdk.sweeps.tournament import Standing, standings, suite_tasks, tournament_of
 
-ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "runs" / "tournament-nano"
 PAGE = ROOT / "docs" / "tournament.md"
 ALGORITHMS = (
@@ -78,14 +78,8 @@ def tell(event: str, run: SweepRun) -> None:
     """Print a line, and record the commit of a starting run."""
     print(f"{datetime.datetime.now():%H:%M:%S} {run.name} {event}", flush=True)
     if event == "begins":
-        about = {"commit": git("describe", "--always", "--dirty"), "date": datetime.date.today().isoformat()}
         (RUNS / "logs").mkdir(parents=True, exist_ok=True)
-        (RUNS / "logs" / f"{run.name}.json").write_text(json.dumps(about), encoding="utf-8")
-
-
-def git(*arguments: str) -> str:
-    """Run git and return its output."""
-    return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+        (RUNS / "logs" / f"{run.name}.json").write_text(json.dumps(about_now()), encoding="utf-8")
 
 
 def write(outcomes: Sequence[RunOutcome], tasks: Sequence[str], seeds: int) -> None:
@@ -106,9 +100,8 @@ def write(outcomes: Sequence[RunOutcome], tasks: Sequence[str], seeds: int) -> N
     origin = sorted({tuple(json.loads(path.read_text()).values()) for path in map(noted, measured) if path.is_file()})
     commits = ", ".join(f"`{commit}` ({date})" for commit, date in origin)
     left = f"\nNot measured yet: {', '.join(f'`{name}`' for name in missing)}.\n" if missing else ""
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     PAGE.write_text(
-        f"{HEAD}{about}Accuracy in percent; commit and date: {commits}.\n\n{table}\n{left}", encoding="utf-8"
+        f"{HEAD}{about}Accuracy in percent; commit and date: {commits}.\n\n{table(rows)}\n{left}", encoding="utf-8"
     )
 
 

@@ -22,19 +22,16 @@ from rlsdk.cluster.placement import ray_cluster
 from rlsdk.cluster.watched import watched
 from rlsdk.config import Plan
 from rlsdk.contracts import Weights
-from rlsdk.engines.client import EngineClient
 from rlsdk.engines.starting import engine_clocks, engines_alone, load_weights
 from rlsdk.errors import CheckpointError, ConfigError, RlsdkError, RunError
 from rlsdk.isolation.reaper import reaped
 from rlsdk.isolation.scratch import scratch_folder
 from rlsdk.isolation.watching import main_loop
 from rlsdk.readiness.checks import machine
-from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.runlog.folder import remove_compiled
 from rlsdk.runlog.logs import log_console, log_to
-from rlsdk.serving.context import context_of
 from rlsdk.serving.server import PublicServer, ServerOptions
-from rlsdk.serving.stateless import EngineService, tool_parser_of
+from rlsdk.serving.stateless import EngineService
 from rlsdk.storage.location import is_url
 from rlsdk.weights import to_weights
 
@@ -173,10 +170,7 @@ class _Serving:
     """Server of the engines that loads new weights."""
 
     def __init__(self, plan: Plan, engines: Sequence[Any], reader: CheckpointReader, options: ServerOptions) -> None:
-        codec = ChatTokenizer.of(plan)
-        context = context_of(plan, codec, EngineClient(engines, codec.decode))
-        name = options.name or plan.config.model.path
-        self._service = EngineService(context, name, tool_parser_of(plan, codec), strict=True)
+        self._service = EngineService.of(plan, engines, options.name, strict=True)
         self._engines, self._reader = engines, reader
         self._counters: dict[str, float] = {}
         self._server = PublicServer(self._service, options, lambda: self._counters)

@@ -136,14 +136,13 @@ def _first_rows(file: str, count: int) -> list[dict[str, Any]]:
     """Return the first rows of a file, reading no more than needed."""
     import fsspec
 
-    from rlsdk.sources.tables import find
+    from rlsdk.sources.tables import find, is_parquet
 
     path = find([file], "train", "parquet")[0]
     try:
-        with fsspec.open(path, "rb") as opened:
-            is_parquet = opened.read(4) == b"PAR1"
-        with fsspec.open(path, "rb", compression=None if is_parquet else "infer") as opened:
-            return _parquet_rows(opened, count) if is_parquet else _json_rows(opened, count)
+        parquet = is_parquet(path)
+        with fsspec.open(path, "rb", compression=None if parquet else "infer") as opened:
+            return _parquet_rows(opened, count) if parquet else _json_rows(opened, count)
     except DataError as error:
         raise DataError(f"{file}: {error}") from error
     except Exception as error:  # report the file and the cause, whatever a hostile file makes its reader raise

@@ -40,12 +40,11 @@ def diagnose(run: str, rules: Sequence[str], plugins: Sequence[str], as_json: bo
     steps than the run has are named, with what they find in shorter windows. The exit status is 0 even if problems are
     found.
     """
-    import yaml
-
     from rlsdk.checkpoints.mirror import local_copy
     from rlsdk.contracts import History
     from rlsdk.runlog.alerts import chosen_rules, unjudged
     from rlsdk.runlog.alerts import diagnose as diagnosed
+    from rlsdk.runlog.files import read_yaml
     from rlsdk.runlog.folder import why_no_run
     from rlsdk.runlog.metrics import METRICS, read_metrics
 
@@ -54,10 +53,9 @@ def diagnose(run: str, rules: Sequence[str], plugins: Sequence[str], as_json: bo
             raise ArgumentError([why_no_run(Path(run), METRICS)])
         lines = read_metrics(folder)
         config = folder / "config.yaml"
-        kept = yaml.safe_load(config.read_text(encoding="utf-8")) if config.is_file() else {}
-        if not isinstance(kept, dict):
+        kept = read_yaml(config)
+        if not kept and config.is_file():
             click.echo(f"rlsdk: {run}/config.yaml is empty or damaged: diagnoses run with their defaults", err=True)
-            kept = {}
         chosen = chosen_rules(kept, rules, plugins)
         found = diagnosed(lines, chosen)
     history = History.of(lines)

@@ -110,7 +110,30 @@ def plugin_commands(builtin: Container[str]) -> dict[str, PluginCommand]:
     }
 
 
-class LazyGroup(click.Group):
+class SuggestingGroup(click.Group):
+    """A group that suggests the nearest command for an unknown one.
+
+    Attributes:
+        noun: What its commands are, in the error message.
+        other_names: Other name -> name of the command.
+    """
+
+    noun = "command"
+    other_names: Mapping[str, str] = {}
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the typed command."""
+        names = self.list_commands(ctx)
+        if args and args[0] not in names and not args[0].startswith("-"):
+            near = self.other_names.get(args[0]) or nearest(args[0], names)
+            hint = f"Did you mean {near!r}?" if near else f"There are: {', '.join(names)}."
+            ctx.fail(f"No such {self.noun} {args[0]!r}. {hint}")
+        return super().resolve_command(ctx, args)
+
+
+class LazyGroup(SuggestingGroup):
     """Commands listed by name and help; their modules, and those of plugin commands, are imported on use."""
 
     def __init__(
@@ -135,17 +158,6 @@ class LazyGroup(click.Group):
             return command
         found = plugin_commands(self._builtin).get(cmd_name)
         return found.load() if found else None
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the typed command; for an unknown one, suggest the nearest."""
-        names = self.list_commands(ctx)
-        if args and args[0] not in names and not args[0].startswith("-"):
-            near = nearest(args[0], names)
-            hint = f" Did you mean {near!r}?" if near else f" There are: {', '.join(names)}."
-            ctx.fail(f"No such command {args[0]!r}.{hint}")
-        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
+from rlsdk.cli.lazy import SuggestingGroup
 from rlsdk.kinds import KINDS, OTHER_NAMES, Kind
-from rlsdk.options import nearest
 
 DOES: Mapping[Kind, str] = {
     "reward": "score a rollout",
@@ -38,18 +38,11 @@ DOES: Mapping[Kind, str] = {
 """Kind -> what its components do."""
 
 
-class _Kinds(click.Group):
-    """The kinds as commands; another name of a kind gets a hint."""
+class _Kinds(SuggestingGroup):
+    """The kinds as commands."""
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        names = self.list_commands(ctx)
-        if args and args[0] not in names and not args[0].startswith("-"):
-            near = OTHER_NAMES.get(args[0]) or nearest(args[0], names)
-            hint = f"Did you mean {near!r}?" if near else f"There are: {', '.join(names)}."
-            ctx.fail(f"No such kind {args[0]!r}. {hint}")
-        return super().resolve_command(ctx, args)
+    noun = "kind"
+    other_names = OTHER_NAMES
 
 
 @click.group(cls=_Kinds)

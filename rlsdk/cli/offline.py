@@ -22,7 +22,7 @@ from rlsdk.errors import DataError, visible
 from rlsdk.plurals import counted
 from rlsdk.scoring.scorer import Scorer
 from rlsdk.sources.rows import BadRowError, Columns, RowReader, Wording
-from rlsdk.sources.tables import find, read_jsonl, read_parquet
+from rlsdk.sources.tables import find, is_parquet, read_jsonl, read_parquet
 from rlsdk.types import Rollout, Score
 
 _AT_ONCE = 256
@@ -68,15 +68,11 @@ def read(file: str, places: Places) -> tuple[list[ScoredRow], list[str]]:
     Raises:
         DataError: The file cannot be read.
     """
-    import fsspec
-
     path = find([file], "train", "parquet")[0]
     try:
-        with fsspec.open(path, "rb") as opened:
-            is_parquet = opened.read(4) == b"PAR1"
+        table = read_parquet(path) if is_parquet(path) else read_jsonl(path)
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error}") from error
-    table = read_parquet(path) if is_parquet else read_jsonl(path)
     columns = Columns(prompt=places.prompt, answer=places.answer, source=places.source, id=places.task)
     reader = RowReader(columns=columns, wording=Wording())
     stem = PurePosixPath(path).name.partition(".")[0]

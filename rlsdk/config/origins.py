@@ -12,12 +12,16 @@ import yaml
 from rlsdk.components import Use
 from rlsdk.config.plan import Plan
 from rlsdk.config.reference import of_component, settings
+from rlsdk.config.rules import value_at
 from rlsdk.config.schema import COMPONENT_KEYS, LISTS
 from rlsdk.config.tree import RENAMED, apply_override, leaves
 from rlsdk.contracts import ApartRole
 from rlsdk.kinds import COMBINED, PART_LISTS, PARTS
 from rlsdk.options import options_of
 from rlsdk.plugins import ComponentRef, short_name
+
+_ABSENT = object()
+"""Value of a key below a section that is null."""
 
 
 @attrs.frozen
@@ -51,23 +55,11 @@ def origins(source: str | Path | Mapping[str, Any], overrides: Sequence[str], pl
             if not below and setting.path != "algorithm":
                 found.append(Origin(setting.path, None, written.origin(setting.path) or "default"))
         elif owner not in LISTS:  # keys next to a component in a list are below it
-            value = _at(plan.config, setting.path)
+            value = value_at(plan.config, setting.path, _ABSENT)
             if value is not _ABSENT and (setting.section is None or value is None):
                 origin = written.origin(setting.path) or _defaulted(plan, setting.path)
                 found.append(Origin(setting.path, value, origin))
     return [*found, *_extra_keys(plan, written)]
-
-
-_ABSENT = object()
-
-
-def _at(config: Any, path: str) -> Any:
-    """Return the value at a path of the typed configuration; `_ABSENT` below a section that is null."""
-    for key in path.split("."):
-        if config is None:
-            return _ABSENT
-        config = getattr(config, key)
-    return config
 
 
 def _defaulted(plan: Plan, path: str) -> str:

@@ -89,12 +89,12 @@ def limits(config: Config) -> list[str]:
         *(
             f"{path}: at least {least}, got {value}"
             for path, least in LEAST.items()
-            if (value := _at(config, path)) is not None and value < least
+            if (value := value_at(config, path)) is not None and value < least
         ),
         *(
             f"{path}: at most {most}, got {value}"
             for path in LEAST
-            if (value := _at(config, path)) is not None and value > (most := MOST.get(path, LARGEST))
+            if (value := value_at(config, path)) is not None and value > (most := MOST.get(path, LARGEST))
         ),
         *(text for wrong, text in [*_sizes(config), *_rollout(config)] if wrong),
     ]
@@ -183,7 +183,7 @@ def _resources(config: Config) -> list[str]:
         "critic.resources",
         "reference.resources",
     ):
-        for name, amount in _at(config, path).items():
+        for name, amount in value_at(config, path).items():
             if name in ("CPU", "GPU", "memory", "object_store_memory"):
                 text = "Ray's own resource; name one that `ray start --resources` gave to nodes"
                 faults.append(f"{path}.{name}: {text}")
@@ -192,11 +192,13 @@ def _resources(config: Config) -> list[str]:
     return faults
 
 
-def _at(config: Config, path: str) -> Any:
-    """Return the value under a dotted path; None if a section of it is null."""
+def value_at(config: Config, path: str, below_null: Any = None) -> Any:
+    """Return the value at a dotted path; `below_null` if a section of it is null."""
     value: Any = config
     for key in path.split("."):
-        value = None if value is None else getattr(value, key)
+        if value is None:
+            return below_null
+        value = getattr(value, key)
     return value
 
 

@@ -108,12 +108,12 @@ class Foreign:
         size = len(rollouts) if self._convention.batch else 1
         chunks = [rollouts[start : start + size] for start in range(0, len(rollouts), max(size, 1))]
         begun = [self._begin(chunk) for chunk in chunks]
-        if any(inspect.isawaitable(result) for _, result in begun):
+        if any(inspect.isawaitable(result) for _, _, result in begun):
             return self._awaited(begun)
-        return [score for prepared, result in begun for score in self._scores(prepared, result)]
+        return [score for each in begun for score in self._scores(*each)]
 
-    def _begin(self, chunk: Sequence[Rollout]) -> tuple[tuple[PreparedCall, int], Any]:
-        """Call the function; return its result, or the exception that it raises."""
+    def _begin(self, chunk: Sequence[Rollout]) -> tuple[PreparedCall, int, Any]:
+        """Call the function; return the call, the number of rollouts, and its result or exception."""
         chunk = [_for_one_call(rollout) for rollout in chunk]
         prepared = self._convention.prepare(chunk)
         named = self._chosen(prepared, chunk)
@@ -123,7 +123,7 @@ class Foreign:
                 result = list(islice(result, len(chunk) + 1))
         except Exception as error:  # noqa: BLE001 - the user's code: what it raises is the score's reason
             result = error
-        return (prepared, len(chunk)), result
+        return prepared, len(chunk), result
 
     def _chosen(self, prepared: PreparedCall, chunk: Sequence[Rollout]) -> dict[str, Any]:
         """Select the arguments that the function takes."""
@@ -144,13 +144,12 @@ class Foreign:
             return {name: value for name, value in offered.items() if name not in filled}
         return {name: offered[name] for name in self._parameters.names if name in offered and name not in filled}
 
-    async def _awaited(self, begun: Sequence[tuple[tuple[PreparedCall, int], Any]]) -> list[Score]:
-        results = await asyncio.gather(*(_settled(result) for _, result in begun))
-        pairs = zip(begun, results, strict=True)
-        return [score for (prepared, _), result in pairs for score in self._scores(prepared, result)]
+    async def _awaited(self, begun: Sequence[tuple[PreparedCall, int, Any]]) -> list[Score]:
+        settled = await asyncio.gather(*(_settled(result) for _, _, result in begun))
+        pairs = zip(begun, settled, strict=True)
+        return [score for (prepared, count, _), result in pairs for score in self._scores(prepared, count, result)]
 
-    def _scores(self, call: tuple[PreparedCall, int], result: Any) -> list[Score]:
-        prepared, count = call
+    def _scores(self, prepared: PreparedCall, count: int, result: Any) -> list[Score]:
         if isinstance(result, DataError):
             raise result
         if isinstance(result, Exception):

@@ -13,11 +13,11 @@ from urllib.parse import quote
 
 import attrs
 import sqlalchemy as sa
-import yaml
 
 from rlsdk.config import Config
 from rlsdk.errors import EnvironmentFault, ValueFault, first_line
 from rlsdk.runlog.actors import read_status
+from rlsdk.runlog.files import read_yaml
 from rlsdk.runlog.folder import MARKER, why_no_run
 from rlsdk.runlog.metrics import read_metrics
 from rlsdk.runlog.store import DATABASE, Address
@@ -140,10 +140,8 @@ def why_none(run: str | Path, where: str = "", *, evaluations: bool = False, nam
 
 
 def _saved_every(folder: Path) -> int:
-    file = folder / "config.yaml"
-    kept = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
     default: Any = attrs.fields(Config).save_rollouts.default
-    return int((kept or {}).get("save_rollouts", default))
+    return int(read_yaml(folder / "config.yaml").get("save_rollouts", default))
 
 
 def _statement(run: str, where: str, order_by: str, limit: int | None, evaluations: bool) -> sa.Select[Any]:

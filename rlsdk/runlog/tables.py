@@ -136,7 +136,7 @@ def create_indices(connection: sa.Connection) -> list[str]:
 
 def group_row(run: str, entry: Entry) -> dict[str, Any]:
     """Return the row of a group in `GROUPS`."""
-    newest = [_versions(r)[1] for r in entry.group.rollouts]
+    newest = [version_range(r)[1] for r in entry.group.rollouts]
     return {
         "run": run,
         "number": entry.number,
@@ -161,7 +161,7 @@ def rollout_rows(run: str, entry: Entry) -> list[dict[str, Any]]:
 
 
 def _row(rollout: Rollout, score: Score) -> dict[str, Any]:
-    least, greatest = _versions(rollout)
+    least, greatest = version_range(rollout)
     parts = {k: float(v) if math.isfinite(v) else None for k, v in score.metrics.items()}
     return {
         "reward": score.value if score.valid else None,
@@ -179,8 +179,8 @@ def _row(rollout: Rollout, score: Score) -> dict[str, Any]:
     }
 
 
-def _versions(rollout: Rollout) -> tuple[int | None, int | None]:
-    """Return the oldest and the newest policy version that sampled a token."""
+def version_range(rollout: Rollout) -> tuple[int | None, int | None]:
+    """Return the oldest and the newest policy version that sampled a token; None if none was sampled."""
     sampled = rollout.policy_versions[rollout.policy_versions >= 0]
     return (int(sampled.min()), int(sampled.max())) if len(sampled) else (None, None)
 

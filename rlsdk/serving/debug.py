@@ -26,7 +26,7 @@ from rlsdk.cluster.placement import ray_cluster
 from rlsdk.cluster.watched import watched
 from rlsdk.config import Plan
 from rlsdk.contracts import Completion, Finish, Sampling
-from rlsdk.engines.client import Answer, EngineClient, GenerateRequest
+from rlsdk.engines.client import Answer, GenerateRequest
 from rlsdk.engines.starting import engine_clocks, engines_alone
 from rlsdk.errors import ConfigError, DataError, EngineError
 from rlsdk.isolation.reaper import reaped
@@ -40,7 +40,7 @@ from rlsdk.scoring.actors import scoring
 from rlsdk.scoring.scorer import Scorer
 from rlsdk.serving.context import context_of
 from rlsdk.serving.http_server import endpoint
-from rlsdk.serving.stateless import EngineService, tool_parser_of
+from rlsdk.serving.stateless import EngineService
 from rlsdk.types import Group, Rollout, Score, Task
 
 if TYPE_CHECKING:
@@ -96,10 +96,7 @@ async def _serve(plan: Plan, engines: list[Any], ready: Callable[[str], None]) -
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ended.set)
-    codec = ChatTokenizer.of(plan)
-    context = context_of(plan, codec, EngineClient(engines, codec.decode))
-    service = EngineService(context, plan.config.model.path, tool_parser_of(plan, codec))
-    place = (await endpoint()).mount(service.routes)
+    place = (await endpoint()).mount(EngineService.of(plan, engines).routes)
     with main_loop(), _announced(plan.folder / FILE, place.base_url):
         ready(place.base_url)
         watching = asyncio.create_task(_until_an_engine_fails(engines))

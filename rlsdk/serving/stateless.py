@@ -15,10 +15,11 @@ import numpy as np
 from rlsdk.cluster.actors import cause_of
 from rlsdk.config import Plan
 from rlsdk.contracts import CallsTools, Sampling
-from rlsdk.engines.client import Answer, GenerateRequest, Watch
+from rlsdk.engines.client import Answer, EngineClient, GenerateRequest, Watch
 from rlsdk.errors import EngineError, RlsdkError, ValueFault
 from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.codec import ChatTokenizer
+from rlsdk.serving.context import context_of
 from rlsdk.serving.http_server import Routes
 from rlsdk.serving.messages import AnswerHead, APIError, HttpReply, TokenLogprobs, models, text_logprobs, tokens_used
 from rlsdk.serving.requests import (
@@ -60,6 +61,13 @@ class EngineService:
         self._context, self._model, self._dialect, self._strict = context, model, dialect, strict
         self._serial = itertools.count()
         self.step: int | None = None
+
+    @classmethod
+    def of(cls, plan: Plan, engines: Sequence[Any], model: str = "", *, strict: bool = False) -> EngineService:
+        """Create the service of a plan's engines; the name of the model is by default its path."""
+        codec = ChatTokenizer.of(plan)
+        context = context_of(plan, codec, EngineClient(engines, codec.decode))
+        return cls(context, model or plan.config.model.path, tool_parser_of(plan, codec), strict=strict)
 
     @property
     def routes(self) -> Routes:

@@ -11,6 +11,7 @@ import attrs
 import numpy as np
 
 from rlsdk.errors import RunError
+from rlsdk.runlog.files import read_yaml
 from rlsdk.runlog.metrics import read_metrics
 from rlsdk.runlog.query import query
 from rlsdk.runlog.store import Address
@@ -81,9 +82,7 @@ def measure(folder: Path, defaults: Rates) -> MeasuredRun:
             f"{folder}: expected the folder of a run, with config.yaml and metrics.jsonl of at least {WARM_UP + 2} "
             f"training steps; found {len(lines)} steps after a warm-up of {WARM_UP}"
         )
-    import yaml
-
-    config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    config = read_yaml(folder / "config.yaml")
     place = {"engines": 1, "learners": 1, **(config.get("placement") or {})}
     section = config.get("rollout") or config.get("production") or {}  # its name until 0.2
     synchronous = not section.get("max_staleness") and section.get("sync_interval", 1) == 1

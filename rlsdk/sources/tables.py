@@ -20,6 +20,8 @@ from rlsdk.types import Task
 
 Row = Mapping[str, Any]
 _BATCH = 4096
+_PARQUET = b"PAR1"
+"""First bytes of a parquet file."""
 ToColumns = Callable[[Task], Mapping[str, Any]]
 
 
@@ -179,6 +181,14 @@ def read_parquet(path: str) -> Columnar:
         raise DataError(f"{path}: it cannot be read as parquet: {error}{hint}") from error
 
 
+def is_parquet(path: str) -> bool:
+    """Return whether a file is parquet, by its first bytes."""
+    import fsspec
+
+    with fsspec.open(path, "rb") as file:
+        return bool(file.read(len(_PARQUET)) == _PARQUET)
+
+
 def read_jsonl(path: str) -> JsonLines:
     """Read a file of JSON lines, compressed or not.
 
@@ -190,7 +200,7 @@ def read_jsonl(path: str) -> JsonLines:
     try:
         with fsspec.open(path, "rb", compression="infer") as file:
             lines = [(number, line) for number, line in enumerate(file, 1) if line.strip()]
-            parquet = bool(lines) and lines[0][1].startswith(b"PAR1")
+            parquet = bool(lines) and lines[0][1].startswith(_PARQUET)
     except Exception as error:  # each compression has its own errors
         raise DataError(f"{path}: it cannot be read: {error}") from error
     if parquet:

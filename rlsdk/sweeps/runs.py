@@ -17,7 +17,9 @@ import attrs
 
 from rlsdk.config import Plan, check, read
 from rlsdk.errors import ConfigError
+from rlsdk.runlog.files import read_json
 from rlsdk.runlog.metrics import read_metrics
+from rlsdk.runlog.report import SUMMARY
 from rlsdk.storage.location import is_url
 from rlsdk.trainer.changes import differences, settings_of
 
@@ -92,10 +94,7 @@ class SweepRun:
 
     def summary(self) -> dict[str, Any]:
         """Summary of the run; empty if it has none."""
-        try:
-            found = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
+        found = read_json(self.path / SUMMARY)
         return found if isinstance(found, dict) else {}
 
     def metrics(self) -> set[str]:

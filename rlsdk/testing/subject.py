@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -86,21 +87,16 @@ class Subject:
         return f"{self.component.kind} {self.name}" + (f" ({where})" if where else "")
 
     @functools.cached_property
-    def own_options(self) -> tuple[Option, ...]:
-        """The options that a config may set."""
-        return self.component.options
-
-    @functools.cached_property
     def options(self) -> dict[str, Any]:
         """Options that the component is instantiated with."""
-        known = {option.name for option in self.own_options if option.required}
+        known = {option.name for option in self.component.options if option.required}
         usual = GIVEN.get(self.component.kind, {})
         return {**{name: value for name, value in usual.items() if name in known}, **self.given}
 
     @functools.cached_property
     def missing(self) -> tuple[Option, ...]:
         """Required options without a value."""
-        return tuple(option for option in self.own_options if option.required and option.name not in self.options)
+        return tuple(option for option in self.component.options if option.required and option.name not in self.options)
 
     def make(self) -> Callable[..., Any]:
         """Create a new instance of the component, so that no state carries over between inputs.
@@ -125,6 +121,20 @@ class Subject:
             raise
         except (Exception, SystemExit) as error:  # code of a plugin that calls sys.exit must not end the check
             raise Violated("raised", "a result", described(error)) from error
+
+    def restore(self, made: Any, resumed: Any) -> Any:
+        """Give an instance the state of another one, as a checkpoint does, and return it.
+
+        Raises:
+            Violated: The state is not plain JSON.
+        """
+        state = self.call(made.state)
+        try:
+            travelled = json.loads(json.dumps(state, allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise Violated("form", "plain JSON from state()", f"{state!r} ({error})") from error
+        self.call(resumed.restore, travelled)
+        return state
 
     def trimmed(self, x: Any) -> Any:
         """Return a batch with only the optional fields that the component declared, as in training."""

@@ -11,9 +11,10 @@ from typing import Any
 import attrs
 import numpy as np
 
+from rlsdk.runlog.files import read_yaml
 from rlsdk.runlog.serialization import decode, decode_learned, prompt_text, transcript
+from rlsdk.runlog.tables import version_range
 from rlsdk.types import Group, Rollout
-from rlsdk.viewer.files import read_yaml
 
 log = logging.getLogger(__name__)
 MOST_TEXT = 200_000
@@ -43,7 +44,7 @@ def _rollout(group: Group, i: int) -> dict[str, Any]:
     found = transcript(rollout, score)
     for name in ("token_ids", "loss_mask", "logprobs", "policy_versions", "response"):
         del found[name]
-    sampled = rollout.policy_versions[rollout.policy_versions >= 0]
+    versions = version_range(rollout)
     return {
         **found,
         "messages": [_message(message) for message in found["messages"]],
@@ -52,7 +53,7 @@ def _rollout(group: Group, i: int) -> dict[str, Any]:
         "token_rewards": None if score.token_rewards is None else [list(pair) for pair in score.token_rewards],
         "tokens": int(rollout.loss_mask.sum()),
         "length": len(rollout.token_ids),
-        "versions": [int(sampled.min()), int(sampled.max())] if len(sampled) else None,
+        "versions": None if None in versions else list(versions),
         "state": rollout.state,
     }
 

@@ -23,10 +23,10 @@ from rlsdk.errors import RunError, ValueFault
 from rlsdk.runlog import actors
 from rlsdk.runlog.actors import STATUS
 from rlsdk.runlog.alerts import ALERTS, Alert, alert_from, chosen_rules, latest_alerts
+from rlsdk.runlog.files import json_lines, read_json, read_yaml, tail
 from rlsdk.runlog.folder import MARKER, why_no_run
 from rlsdk.runlog.metrics import METRICS, read_ledger
 from rlsdk.viewer.conversation import Vocabulary
-from rlsdk.viewer.files import json_lines, read_json, read_yaml, tail
 from rlsdk.viewer.rollouts import Browser
 
 SEED_KEYS = ("name", "seed", "out", "mirror")

@@ -72,7 +72,9 @@ def documented(subject: Subject, _: Any) -> None:
     summary = subject.component.summary
     if not summary:
         raise Violated("form", "a docstring", "none")
-    bare = [option.name for option in subject.own_options if not option.help and f"`{option.name}`" not in summary]
+    bare = [
+        option.name for option in subject.component.options if not option.help and f"`{option.name}`" not in summary
+    ]
     if bare:
         raise Violated("form", "a line for each option", f"none for {', '.join(bare)}")
 
@@ -91,7 +93,7 @@ def typed(subject: Subject, _: Any) -> None:
     else:
         function = obj.__init__ if inspect.isclass(obj) else obj
         keywords = inspect.signature(function).parameters.values()
-        names = {option.name for option in subject.own_options}
+        names = {option.name for option in subject.component.options}
         bare = [p.name for p in keywords if p.name in names and p.annotation is p.empty]
     if bare:
         raise Violated("form", "an annotation for each option", f"none for {', '.join(bare)}")
@@ -141,7 +143,7 @@ def _imported(body: list[ast.stmt]) -> Iterator[str]:
 )
 def defaults_valid(subject: Subject, _: Any) -> None:
     """Each default has its option's type, and the component can be created with its defaults."""
-    for option in subject.own_options:
+    for option in subject.component.options:
         if option.required or isinstance(option.default, Computed) or attrs.has(type(option.default)):
             continue  # a value object: its class checked it when it was created
         _, faults = structure(option.default, option.type)

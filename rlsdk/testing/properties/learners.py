@@ -72,7 +72,7 @@ class LearnerTrial:
         Raises:
             Violated: It does not start.
         """
-        known = {option.name for option in subject.own_options}
+        known = {option.name for option in subject.component.options}
         learner: Any = attrs.evolve(
             subject, given={**({"lr": LR} if "lr" in known else {}), **subject.given, **options}
         ).make()
@@ -321,7 +321,7 @@ def micro_batches(subject: Subject, trial: LearnerTrial) -> None:
             subject.call(lambda: learner.forward_backward(part, trial.batch.totals, last=last))  # noqa: B023
         subject.call(learner.optimizer_step)
         _compare(trial, trial.tensors(subject), wanted, "by forward_backward of 3 rollouts, then of the other 5")
-    option = next((o for o in subject.own_options if o.name == "micro_batch_tokens"), None)
+    option = next((o for o in subject.component.options if o.name == "micro_batch_tokens"), None)
     if option is None or option.name in subject.given:
         return
     subject.call(learner.stop)

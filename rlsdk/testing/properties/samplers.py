@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
@@ -52,12 +51,7 @@ def resumes_its_draws(subject: Subject, held: Any) -> None:
         subject.call(made.draw, available, np.random.default_rng(index))
         subject.call(made.note, index, held)
     if memory_of(made) is not None:
-        state = subject.call(made.state)
-        try:
-            travelled = json.loads(json.dumps(state, allow_nan=False))
-        except (TypeError, ValueError) as error:
-            raise Violated("form", "plain JSON from state()", f"{state!r} ({error})") from error
-        subject.call(resumed.restore, travelled)
+        subject.restore(made, resumed)
     drawn = [[subject.call(each.draw, available, np.random.default_rng(i)) for i in SEEDS] for each in (made, resumed)]
     if drawn[0] != drawn[1]:
         raise Violated("value", f"indices {drawn[0]}, as without a stop", f"{drawn[1]}")

@@ -22,8 +22,8 @@ import attrs
 
 from rlsdk.errors import ConfigError, ValueFault
 from rlsdk.isolation.vitals import Identity, identify, look
+from rlsdk.runlog.files import read_json, tail
 from rlsdk.runlog.folder import MARKER, replace_text
-from rlsdk.viewer.files import read_json, tail
 from rlsdk.viewer.studio.checks import Checker
 
 SUFFIXES = (".yaml", ".yml")
