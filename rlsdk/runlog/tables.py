@@ -90,7 +90,7 @@ class Entry:
         uses: Number of times it was trained.
         kept_at: Step of the checkpoint that restores it; None if none does.
         group: The group.
-        learned: The learner's results for it; see `payload.encode`.
+        learned: The learner's results for it; see `serialization.encode`.
     """
 
     number: int

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import attrs
@@ -295,18 +296,19 @@ def _described(prop: Property, subject: Subject, case: Case[Any] | None, violate
     )
 
 
-class _one_thread:  # noqa: N801 - a context manager
+@contextmanager
+def _one_thread() -> Iterator[None]:
     """Use one torch thread: with tensors of a few numbers, more threads would only wait for each other."""
-
-    def __enter__(self) -> None:
-        self._torch = sys.modules.get("torch")  # if it was not imported, nothing is computed with it
-        if self._torch is not None:
-            self._threads = self._torch.get_num_threads()
-            self._torch.set_num_threads(1)
-
-    def __exit__(self, *_: object) -> None:
-        if self._torch is not None:
-            self._torch.set_num_threads(self._threads)
+    torch = sys.modules.get("torch")
+    if torch is None:  # not imported, so nothing is computed with it
+        yield
+        return
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def read_options(texts: Iterable[str]) -> dict[str, dict[str, Any]]:

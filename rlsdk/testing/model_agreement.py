@@ -83,7 +83,7 @@ def agreement(
 
 
 def traced(subject: ModelSubject, path: str, trust_remote_code: bool = False) -> list[Any]:
-    """Compare engine `transformers` and learner module by module; see `model_trace.trace`.
+    """Compare engine `transformers` and learner module by module; see `trace`.
 
     Raises:
         ConfigError: The folder has no weights.

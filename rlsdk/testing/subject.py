@@ -24,7 +24,7 @@ SUPPLIED: Mapping[str, Mapping[str, Any]] = {
     "buffer": {"step": 3, "uses": 0},
     "stop": {"available": 3, "target": 8},
 }
-"""Test values of the keyword arguments that rlsdk passes with each call (`components.SUPPLIED`)."""
+"""Test values of the keyword arguments that rlsdk passes with each call (`kinds.SUPPLIED`)."""
 CALL_SECONDS = 60.0
 """Time limit in seconds of one call with a small input."""
 SOURCE_SECONDS = 600.0
