@@ -17,11 +17,11 @@ from rlsdk.checkpoints.checkpoint import EXPORT, LEARNER, Checkpoints, deleted_t
 from rlsdk.cluster.placement import layout, ray_cluster
 from rlsdk.cluster.watched import watched
 from rlsdk.config import Plan, check, read
-from rlsdk.config.kept import described_code, other_plugins, untrusted_code
+from rlsdk.config.kept import other_plugins, require_trusted
 from rlsdk.config.paths import resolve_paths
 from rlsdk.config.tree import normalise
 from rlsdk.contracts import ActorSpec
-from rlsdk.errors import CheckpointError, ConfigError, RlsdkError
+from rlsdk.errors import CheckpointError, RlsdkError
 from rlsdk.isolation.reaper import reaped
 from rlsdk.isolation.scratch import scratch_folder
 from rlsdk.isolation.watching import CURRENT
@@ -118,18 +118,17 @@ def _names_code(file: Path) -> bool:
 
 def _plan_of(run: Path, plugins: Sequence[str | Path], named: Mapping[str, Any]) -> Plan:
     """Check a run's own configuration, unless it names code that the user did not name."""
-    tree, _ = read(run / "config.yaml")
+    file = run / "config.yaml"
+    tree, _ = read(file)
     tree = normalise(tree)
     tree["plugins"] = other_plugins(tree, plugins)
-    if untrusted := untrusted_code(tree, plugins, named):
-        faults = [f"{described_code(path, value)} was not in what you gave" for path, value in untrusted.items()]
-        ways = (
-            "the learner must be started to write the model, but the run's configuration names code that would be "
-            "executed. Read it, then pass plugin files with --plugin; for other code, use rlsdk eval or rlsdk train "
-            "--mode serve with your own configuration that names it"
-        )
-        raise ConfigError([f"{run / 'config.yaml'}: {ways}", *faults])
-    return check(resolve_paths(tree, run / "config.yaml"), (), plugins)
+    advice = (
+        "the learner must be started to write the model, but the run's configuration names code that would be "
+        "executed. Read it, then pass plugin files with --plugin; for other code, use rlsdk eval or rlsdk train "
+        "--mode serve with your own configuration that names it"
+    )
+    require_trusted(file, tree, plugins, named, advice)
+    return check(resolve_paths(tree, file), (), plugins)
 
 
 @contextmanager

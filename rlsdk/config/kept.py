@@ -13,6 +13,7 @@ import attrs
 from rlsdk.components import Bound, Component, component_of
 from rlsdk.config.plan import Plan
 from rlsdk.config.tree import leaves, normalise, plain
+from rlsdk.errors import ConfigError
 from rlsdk.plugins import Plugins, short_name
 
 _PLUGIN_FILE = re.compile(r"^# plugin (\S+): file (.+), source \w+$", re.MULTILINE)
@@ -113,23 +114,29 @@ def other_plugins(tree: Mapping[str, Any], plugins: Iterable[str | Path]) -> lis
     return [each for each in tree.get("plugins") or [] if Path(str(each)).stem not in given]
 
 
-def untrusted_code(tree: Mapping[str, Any], plugins: Sequence[str | Path], named: Mapping[str, Any]) -> dict[str, str]:
-    """Find the code that a run's saved configuration names, but the user did not.
+def require_trusted(
+    file: Path, tree: Mapping[str, Any], plugins: Sequence[str | Path], named: Mapping[str, Any], advice: str
+) -> None:
+    """Refuse a run's saved configuration that names code which the user did not name.
 
     Args:
-        tree: Configuration saved in the run's folder.
+        file: File of the configuration.
+        tree: The configuration.
         plugins: Files of plugins given by the user; they replace those of the same name.
         named: Configuration given by the user.
+        advice: Why the code would be executed, and what to do.
 
-    Returns:
-        Path -> value, as for `named_code`.
+    Raises:
+        ConfigError: Lists the code.
     """
-    own = {**tree, "plugins": other_plugins(tree, plugins)}
     trusted = set(named_code(named).values())
-    return {path: value for path, value in named_code(own).items() if value not in trusted}
+    found = named_code({**tree, "plugins": other_plugins(tree, plugins)})
+    faults = [f"{_described(*each)} was not in what you gave" for each in found.items() if each[1] not in trusted]
+    if faults:
+        raise ConfigError([f"{file}: {advice}", *faults])
 
 
-def described_code(path: str, value: str) -> str:
+def _described(path: str, value: str) -> str:
     """Return a line with the path where a configuration names code, and the hash of its file."""
     file = Path(value if value.endswith(".py") else value.rpartition(":")[0]).expanduser()
     if file.suffix != ".py":

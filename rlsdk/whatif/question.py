@@ -12,7 +12,7 @@ import yaml
 
 from rlsdk.components import component_of
 from rlsdk.config import Plan, check, read
-from rlsdk.config.kept import described_code, other_plugins, untrusted_code
+from rlsdk.config.kept import other_plugins, require_trusted
 from rlsdk.config.paths import resolve_paths
 from rlsdk.config.tree import Tree, leaves, normalise, spelled_out
 from rlsdk.errors import ArgumentError, ConfigError
@@ -133,11 +133,8 @@ def _kept(file: Path, asked: Asked, overrides: Sequence[str]) -> Tree:
     tree, _ = read(file)
     tree = normalise({key: value for key, value in tree.items() if key not in _UNUSED})
     named, _ = read({}, overrides)
-    untrusted = untrusted_code(tree, asked.plugins, named)
-    if untrusted:
-        faults = [f"{described_code(path, value)} is not on the command line" for path, value in untrusted.items()]
-        advice = "the run's configuration names code that would be executed; read it, then pass its files with --plugin"
-        raise ConfigError([f"{file}: {advice}", *faults])
+    advice = "the run's configuration names code that would be executed; read it, then pass its files with --plugin"
+    require_trusted(file, tree, asked.plugins, named, advice)
     tree["plugins"] = other_plugins(tree, asked.plugins)
     rewards = tree.get("reward") or []
     if len(rewards) == 1:  # so that `reward.format_score=0` applies to the only one
