@@ -181,7 +181,9 @@ def _sizes(
     try:
         counts = [int(count) for count in gpus.split(",")]
     except ValueError:
-        raise click.UsageError(f"--gpus {gpus}: expected numbers of GPUs such as 8 or 8,64,1024") from None
+        raise click.UsageError(
+            f"--gpus {gpus}: expected numbers of GPUs such as 8 or 8,64,1024; four nodes with 8 GPUs each have 32"
+        ) from None
     try:
         return [(n, *divided(n, share, place.gpus_per_engine, colocated=takes_turns(plan))) for n in counts]
     except ValueFault as error:

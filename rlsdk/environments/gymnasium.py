@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.util
 import re
 from collections.abc import Mapping
@@ -77,7 +78,8 @@ class Gymnasium:
     of valid actions since `reset`, and `return`, the sum of the environment's own rewards.
 
     Attributes:
-        id: Id for `gymnasium.make`, such as `CartPole-v1`, or `module:Name-v0` for one registered by a module.
+        id: Id for `gymnasium.make`, such as `CartPole-v1`, or `module:Name-v0` for one registered by a module, which
+            must be installed or on PYTHONPATH.
         kwargs: Additional arguments of `gymnasium.make`.
         actions: Case-insensitive name -> action, such as `{Left: 0, Right: 1}`.
         action_pattern: Regular expression of the package `regex`; its first match counts. The action is the group
@@ -116,8 +118,11 @@ class Gymnasium:
             raise ValueFault(f"actions: expected names that differ in more than case; got {dict(self.actions or {})}")
         self._pattern = ActionPattern(self.action_pattern)
         gymnasium = _gymnasium()
+        module, _, name = self.id.rpartition(":")
         try:
-            gymnasium.spec(self.id)
+            if module:
+                importlib.import_module(module)
+            gymnasium.spec(name)
         except (gymnasium.error.Error, ImportError) as error:
             raise ValueFault(f"gymnasium has no environment {self.id!r}: {error}") from error
 

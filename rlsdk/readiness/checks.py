@@ -170,8 +170,8 @@ def gpu_faults(plan: Plan, nodes: Sequence[GPUNode], *, trains: bool = True) -> 
     engine = plan.plugins.resolve(plan.engine)
     if plan.needs_engine and isinstance(engine, SpansGPUs) and engine.gpus != place.gpus_per_engine:
         faults.append(
-            f"each engine divides its model among {engine.gpus} GPUs (engine.tensor_parallel_size), but is given "
-            f"{place.gpus_per_engine} (placement.gpus_per_engine); set both to the same number"
+            f"each engine divides its model among {counted(engine.gpus, 'GPU')} (engine.tensor_parallel_size), but is "
+            f"given {place.gpus_per_engine} (placement.gpus_per_engine); set both to the same number"
         )
     if trains and plan.needs_engine and place.colocate and plan.config.rollout.runs_ahead:
         faults.append("rollouts cannot run ahead of a learner on their own GPUs; set placement.colocate=false")

@@ -13,6 +13,7 @@ from rlsdk.config import Plan
 from rlsdk.contracts import LimitsConcurrency, StreamsWeights
 from rlsdk.contracts.generation import DTYPE_BYTES
 from rlsdk.errors import ArgumentError, ConfigError, ValueFault
+from rlsdk.options import nearest
 from rlsdk.simulation.rates import HARDWARE, Lengths, ModelSize, Rates, Work, derived
 from rlsdk.simulation.training import Setup, SimulationResult, engines_alone, learner_alone, simulate, synchronous
 
@@ -266,11 +267,10 @@ def changed(rates: Rates, lengths: Lengths, given: Mapping[str, float]) -> tuple
     """
     of_rates = {field.name for field in attrs.fields(Rates)}
     of_lengths = {"median", "sigma"}
-    unknown = sorted(set(given) - of_rates - of_lengths)
-    if unknown:
-        raise ConfigError(
-            [f"--rate {name}: unknown; the names are {', '.join(sorted(of_rates | of_lengths))}" for name in unknown]
-        )
+    names = sorted(of_rates | of_lengths)
+    if unknown := sorted(set(given) - set(names)):
+        near = {name: f"; did you mean {found}?" if (found := nearest(name, names)) else "" for name in unknown}
+        raise ConfigError([f"--rate {name}: unknown; the names are {', '.join(names)}{near[name]}" for name in unknown])
     whole = {name for name in ("slots", "prompt_tokens") if name in given}
     new_rates: dict[str, Any] = {
         n: int(v) if n in whole and math.isfinite(v) else v for n, v in given.items() if n in of_rates

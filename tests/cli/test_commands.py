@@ -344,6 +344,7 @@ def test_json_is_alone_on_standard_output_whatever_a_plugin_writes_to_its_descri
         (["explain", "--config", "mine.yaml"], "The configuration is given without an option"),
         (["explain", "mine.yaml", "--lr", "1e-6"], "veRL's lr is learner.lr here"),
         (["simulate", "mine.yaml", "--gpus", "8,x"], "expected numbers of GPUs such as 8 or 8,64,1024"),
+        (["simulate", "mine.yaml", "--gpus", "8x4"], "four nodes with 8 GPUs each have 32"),
         (["diagnose", "runs"], "it holds folders of runs: runs/mine"),
         (["diagnose", "runs/mien"], "there is no such folder; did you mean runs/mine?"),
         (["trace", "runs/mine/checkpoints"], "is inside the folder of a run; give that folder"),

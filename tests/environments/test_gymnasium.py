@@ -194,6 +194,17 @@ def test_observations_in_words():
     assert written(value, 4) == "position: [0.1235, 0.0]\nhand: 3, 1.5\nmission: go"
 
 
+def test_a_module_that_registers_the_environment_is_imported(tmp_path, monkeypatch):
+    (tmp_path / "my_lakes.py").write_text(
+        "import gymnasium\n"
+        "gymnasium.register('MyLake-v0', 'gymnasium.envs.toy_text:FrozenLakeEnv', kwargs={'desc': ['SG']})\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert load(id="my_lakes:MyLake-v0").reset(0).text.startswith("You act in the environment my_lakes:MyLake-v0.")
+    with pytest.raises(OptionError, match=r"gymnasium has no environment 'my_lakes:MyLak-v0': .*MyLake"):
+        load(id="my_lakes:MyLak-v0")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
