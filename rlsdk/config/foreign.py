@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,6 +32,9 @@ def explained(source: Source, tree: Mapping[str, Any], faults: Sequence[str]) ->
         known = []
         if match and not (match["says"].startswith("unknown key") and _in_an_option(match["path"])):
             below = [path for path, _ in leaves(tree) if path.startswith((f"{match['path']}.", f"{match['path']}["))]
+            if below and _is_misspelt(match["name"], fault):
+                texts.append(fault)
+                continue
             known = list(dict.fromkeys(filter(None, map(hint, below or [match["path"]]))))
             near = "unknown option" in fault and "did you mean" in fault  # of the component's own
             own = [] if near else own_paths(match["name"])
@@ -38,6 +42,12 @@ def explained(source: Source, tree: Mapping[str, Any], faults: Sequence[str]) ->
                 known = [f", did you mean {' or '.join(own)}?"]
         texts.append(f"{match['path']}: {match['says']}{''.join(known)}" if match and known else fault)
     return texts
+
+
+def _is_misspelt(name: str, fault: str) -> bool:
+    """Return whether the section that the fault suggests differs from the name in a letter or two."""
+    meant = re.search(r"did you mean '([^']+)'\?$", fault)
+    return meant is not None and bool(difflib.get_close_matches(name, [meant[1]], cutoff=0.8))
 
 
 def _in_an_option(path: str) -> bool:

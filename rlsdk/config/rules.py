@@ -426,7 +426,7 @@ def _sampling(config: Config, algorithm: AlgorithmDefaults, unrewarded: Sequence
         ),
         (
             sampled and section.temperature <= 0,
-            f"sampling.temperature: above 0 to learn from samples, got {section.temperature}",
+            f"sampling.temperature: must be above 0 to learn from samples, got {section.temperature}",
         ),
         (
             sampled and (0 < section.top_p < 1 or section.top_k > 0),

@@ -17,6 +17,8 @@ from functools import partial, wraps
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from rlsdk.contracts.rollouts import (
     EngineStatus,
     RolloutCounters,
@@ -28,11 +30,9 @@ from rlsdk.contracts.rollouts import (
     WeightSender,
 )
 from rlsdk.contracts.training import CountsTraining
-from rlsdk.errors import RunError
+from rlsdk.errors import RunError, ValueFault
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from rlsdk.contracts import Completion, Sampling
     from rlsdk.contracts.rollouts import Evaluation, TaskCounts, TaskStatus
     from rlsdk.trainer.trainer import Trainer
@@ -246,3 +246,18 @@ class ThreadedRollouts:
         await self._call(self._rollouts.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         await asyncio.to_thread(self._thread.join)
+
+
+def token_ids(prompt: np.ndarray | Sequence[int]) -> np.ndarray:
+    """Return a prompt's token ids, int64 `[p]`.
+
+    Raises:
+        ValueFault: It is anything else, such as text.
+    """
+    given = np.asarray(prompt)
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+        raise ValueFault(
+            "sample: expected a list of prompts, each a list of token ids, [tokenizer.encode(text)]; got the prompt "
+            f"{prompt!r:.60}"
+        )
+    return given.astype(np.int64)

@@ -34,7 +34,7 @@ from rlsdk.scoring.outcome import check_budget
 from rlsdk.trainer.assembly import Parts, examined, started, steps_of
 from rlsdk.trainer.callbacks import Callback, LeavingNodes, Metrics, checked_callbacks, standard_callbacks
 from rlsdk.trainer.credit import CreditAssigner, minibatches, train_critic
-from rlsdk.trainer.interactive import in_event_loop, run_async, sampled_by_hand, whole_updates
+from rlsdk.trainer.interactive import in_event_loop, run_async, sampled_by_hand, token_ids, whole_updates
 from rlsdk.trainer.labels import labels
 from rlsdk.trainer.ledger import ReplayBuffer, ReplayedGroup, entries_of, final_statuses, newly_trained, replayed_entry
 from rlsdk.trainer.metrics import (
@@ -628,7 +628,7 @@ class Trainer:
         Raises:
             RunError: The run has no engines that the trainer's process calls.
             EngineError: An engine failed.
-            ValueFault: An engine refused a prompt, such as one that is too long.
+            ValueFault: A prompt is not a list of token ids, or an engine refused it, such as one that is too long.
         """
         return run_async(self.sample_async(prompts, sampling, count=count, seed=seed))
 
@@ -643,7 +643,7 @@ class Trainer:
         """Sample as `sample` does, in the running event loop."""
         self.check_usable()
         await self.catch_up()
-        arrays = [np.asarray(prompt, np.int64) for prompt in prompts]
+        arrays = [token_ids(prompt) for prompt in prompts]
         return await sampled_by_hand(self.rollouts).sample(arrays, sampling, count, seed)
 
     def save(self) -> Path:

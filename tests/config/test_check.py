@@ -510,6 +510,7 @@ def test_settings_of_production_that_go_together(plan, section, ahead):
         ),
         ("every=2", "every: unknown key 'every', did you mean eval.every or checkpoint.every?"),
         ("temperature=1.0", "temperature: unknown key 'temperature'; TRL's temperature is sampling.temperature"),
+        ("lerner={lr: 1}", "lerner: unknown key 'lerner', did you mean 'learner'?"),  # not veRL's lr
         (  # not Trinity-RFT's log.level
             "tasks.train={use: jsonl, path: x.jsonl, columns: {prompt: q, level: l}}",
             "tasks.train.columns.level: unknown key 'level'; known: answer, demonstration, id, prompt, source",

@@ -69,6 +69,12 @@ def test_an_override_that_a_later_one_replaces_is_a_fault(lost, later):
     tree(given, later, lost)  # the other order sets both
 
 
+@pytest.mark.parametrize("given", [["steps=4"], {"steps": 4}])
+def test_an_override_that_is_no_text_is_refused(given):
+    with pytest.raises(ConfigError, match=rf"expected texts such as 'steps=20', .*, a {type(given).__name__}"):
+        read({}, [given])
+
+
 def test_overrides_whose_names_only_begin_alike_are_kept():
     assert tree({}, "eval.every=1", "eva=2", "evaluation=3") == {"eval": {"every": 1}, "eva": 2, "evaluation": 3}
 

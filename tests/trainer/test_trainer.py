@@ -21,7 +21,7 @@ import pytest
 from rlsdk.cluster.nodes import DrainingNode
 from rlsdk.contracts import TrainBatch, TrainedRole
 from rlsdk.contracts.rollouts import Evaluation, NoRolloutsError, TakenBatch, TaskStatus, WeightSender
-from rlsdk.errors import CheckpointError, RunError, ScoringError
+from rlsdk.errors import CheckpointError, RunError, ScoringError, ValueFault
 from rlsdk.isolation.vitals import Identity
 from rlsdk.rollout.step_batch import StepBatch
 from rlsdk.runlog.store import Address, RolloutStore
@@ -773,6 +773,13 @@ def test_the_reference_model_moves_after_a_step_without_anything_to_train_on(tmp
 def test_a_reference_model_that_stays_is_not_reported(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
     assert "reference/age" not in asyncio.run(trainer.step()) and not trainer.learner.moves
+
+
+@pytest.mark.parametrize("prompts", ["2+2", ["2+2"], [5, 6], [[[5]]], [[0.5]], [["5"]]])
+def test_a_prompt_that_is_no_list_of_token_ids_is_not_sampled(tmp_path: Path, prompts: Any) -> None:
+    trainer = make_trainer(tmp_path)
+    with pytest.raises(ValueFault, match=r"each a list of token ids, \[tokenizer.encode\(text\)\]; got "):
+        trainer.sample(prompts)
 
 
 def test_rollouts_without_engines_of_their_own_cannot_be_sampled_by_hand(tmp_path: Path) -> None:
