@@ -129,7 +129,7 @@ def print_report(
             )
     for key in ("curves", "export"):
         if summary.get(key):
-            console.print(f"{key}: {summary[key]}", highlight=False)
+            console.print(f"{key}: {summary[key]}", highlight=False, soft_wrap=True)  # a path that can be copied
 
 
 def _plain(text: str) -> str:

@@ -78,6 +78,13 @@ def test_the_table_at_the_end_names_what_expired(tasks: dict[str, int], said: st
     assert said in out.getvalue()
 
 
+def test_a_long_path_is_on_one_line() -> None:
+    out, path = io.StringIO(), "/scratch/" + "a" * 100 + "/export"
+    table = {"name": "run", "seconds": {}, "steps": 1, "tokens_per_second": 1.0, "export": path}
+    print_report(Console(file=out, width=80), table, {})
+    assert f"export: {path}\n" in out.getvalue()
+
+
 def test_phases_are_named_in_the_order_of_a_run() -> None:
     out = io.StringIO()
     seconds = {"start": 1.0, "credit": 2.0, "produce": 3.0, "whole": 9.0, "of a plugin": 0.5}
