@@ -31,9 +31,9 @@ from curves import ROOT, git
 import rlsdk
 from rlsdk.cluster.actors import kill
 from rlsdk.contracts import ActorSpec, LossSpec, Model, Roles, Weights
-from rlsdk.engines.actor import launch
 from rlsdk.engines.canary import Canary
 from rlsdk.engines.group import EngineGroup
+from rlsdk.engines.starting import launch
 from rlsdk.engines.weight_sync import deliver
 from rlsdk.learners.export import WeightExporter
 from rlsdk.learners.group import LearnerGroup

@@ -7,14 +7,13 @@ import logging
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from rlsdk import weights as transport
-from rlsdk.cluster.actors import IDENTIFY_SECONDS, RunActor, spawn
+from rlsdk.cluster.actors import IDENTIFY_SECONDS, RunActor
 from rlsdk.cluster.compiled import keep_compiled
 from rlsdk.cluster.streams import pickled
 from rlsdk.contracts import (
@@ -29,15 +28,15 @@ from rlsdk.contracts import (
     Request,
     SendsFromEachRank,
     ShowsProgress,
-    StreamsTensors,
     StreamsWeights,
     WakesInParts,
     Weights,
 )
 from rlsdk.engines.checks import check_prompts
+from rlsdk.engines.copying import CopySender
 from rlsdk.engines.messages import Bundle, CompletionStream, Progress
 from rlsdk.engines.pretrained import vocabulary_size
-from rlsdk.errors import EngineError, TransferError, first_line
+from rlsdk.errors import EngineError
 from rlsdk.isolation.process import settle
 from rlsdk.isolation.vitals import peak_memory
 from rlsdk.plugins import CORE, ComponentRef, Plugins
@@ -48,8 +47,6 @@ INTERVAL = 0.02
 """Minimum seconds between messages of one `generate`, so that a thousand completions take only a few messages."""
 SILENT_SECONDS = 1800.0
 """Seconds without a completion after which an engine that has taken more steps than its requests need has failed."""
-
-
 STEP = ("step_seconds", "steps", "running", "running_squared", "running_seconds")
 CLOCK = (*STEP, "tokens", "prompt_tokens", "load_seconds")
 """Counters of an engine, step counters first."""
@@ -74,8 +71,7 @@ class EngineActor(RunActor):
         self._engine: Any = Plugins().resolve(reference)
         self._origin = "" if reference.name.startswith(f"{CORE}/") else f" ({reference.origin})"
         self._transfer: Any = None if transfer is None else Plugins().resolve(transfer)
-        self._transfer_reference: Any = transfer
-        self._sender: Any = None
+        self._copies = CopySender(self._engine, transfer)
         self._limited = isinstance(self._engine, LimitsConcurrency)
         self._streams: dict[str, CompletionStream] = {}
         self._streaming: list[CompletionStream] = []
@@ -202,32 +198,14 @@ class EngineActor(RunActor):
         return self._version, self._engine.weight_layout()
 
     async def offer_copy(self) -> Any:
-        """Return an offer of this engine's weights for another engine; `send_copy` sends them.
-
-        Raises:
-            TransferError: The weight transfer makes no offer in an engine.
-        """
-        import ray
-
+        """Return an offer of this engine's weights for another engine; see `CopySender`."""
         self._check()
-        if self._sender is None:  # apart from the instance that receives
-            self._sender = Plugins().resolve(self._transfer_reference)
-        with _sending():
-            return self._sender.offer(self._held(), 1, str(ray.util.get_node_ip_address()))
+        return self._copies.offer()
 
     async def send_copy(self) -> None:
-        """Send this engine's weights in a thread, while it continues to sample.
-
-        Raises:
-            TransferError: The other engine left, or the weight transfer cannot send from an engine.
-        """
+        """Send this engine's weights while it continues to sample; see `CopySender`."""
         self._check()
-        with _sending():
-            await asyncio.to_thread(self._sender.send, self._held())
-
-    def _held(self) -> Iterator[Weights]:
-        parts = self._engine.held_weights()
-        return parts if isinstance(self._sender, StreamsTensors) else map(transport.on_host, parts)
+        await self._copies.send()
 
     async def logprobs(self, token_ids: np.ndarray) -> np.ndarray:
         """Return the logprob of each token given those before it, at temperature 1, float32 `[k - 1]`."""
@@ -422,52 +400,3 @@ class EngineActor(RunActor):
         for stream in self._streams.values():
             stream.release()
         self._work.set()
-
-
-@contextmanager
-def _sending() -> Iterator[None]:
-    """Convert all exceptions to `TransferError`: a plugin's transfer may not work outside of a learner."""
-    try:
-        yield
-    except TransferError:
-        raise
-    except Exception as error:
-        raise TransferError(f"weights were not sent to another engine: {first_line(error)}") from error
-
-
-def launch(
-    reference: ComponentRef,
-    place: ActorSpec,
-    *,
-    cpus: float = 1,
-    log_path: Path | str = "",
-    watched: bool = False,
-    transfer: ComponentRef | None = None,
-    **options: Any,
-) -> Any:
-    """Launch the actor of an engine; the caller must then call its `start(model, place)`.
-
-    Args:
-        reference: Reference to the engine component.
-        place: Placement of the actor; determines the environment variables of its process.
-        cpus: Cores that Ray reserves.
-        log_path: File for its process's output; empty leaves output to Ray.
-        watched: True if the watchdog watches it.
-        transfer: Reference to the weight transfer; None if weights are loaded whole.
-        **options: Further arguments of `spawn`, such as `seat` and `resources`.
-
-    Returns:
-        A handle; `handle.method.remote(…)` calls a method of `EngineActor`.
-    """
-    return spawn(
-        EngineActor,
-        reference,
-        str(log_path),
-        transfer,
-        cpus=cpus,
-        environment=Plugins().resolve(reference).environment(place),
-        watched_as=f"engine {place.rank}" if watched else "",
-        log_path=log_path,
-        responsive=True,
-        **options,
-    )

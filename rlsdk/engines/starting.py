@@ -6,21 +6,61 @@ import asyncio
 import logging
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
 
-from rlsdk.cluster.actors import described
+from rlsdk.cluster.actors import described, spawn
 from rlsdk.cluster.gpus import present_seat
 from rlsdk.cluster.placement import Layout, layout, placed_everywhere
 from rlsdk.config import Plan
 from rlsdk.contracts import ActorSpec, Adapter, GivesAdapter, TakesAdapter, Weights
-from rlsdk.engines.actor import launch as launch_engine
+from rlsdk.engines.actor import EngineActor
 from rlsdk.errors import EngineError
+from rlsdk.plugins import ComponentRef, Plugins
 
 log = logging.getLogger(__name__)
 PATIENCE = 60.0
 """Interval in seconds at which the log shows the free resources that a restarting engine may be waiting for."""
+
+
+def launch(
+    reference: ComponentRef,
+    place: ActorSpec,
+    *,
+    cpus: float = 1,
+    log_path: Path | str = "",
+    watched: bool = False,
+    transfer: ComponentRef | None = None,
+    **options: Any,
+) -> Any:
+    """Launch the actor of an engine; the caller must then call its `start(model, place)`.
+
+    Args:
+        reference: Reference to the engine component.
+        place: Placement of the actor; determines the environment variables of its process.
+        cpus: Cores that Ray reserves.
+        log_path: File for its process's output; empty leaves output to Ray.
+        watched: True if the watchdog watches it.
+        transfer: Reference to the weight transfer; None if weights are loaded whole.
+        **options: Further arguments of `spawn`, such as `seat` and `resources`.
+
+    Returns:
+        A handle; `handle.method.remote(…)` calls a method of `EngineActor`.
+    """
+    return spawn(
+        EngineActor,
+        reference,
+        str(log_path),
+        transfer,
+        cpus=cpus,
+        environment=Plugins().resolve(reference).environment(place),
+        watched_as=f"engine {place.rank}" if watched else "",
+        log_path=log_path,
+        responsive=True,
+        **options,
+    )
 
 
 def start_engines(
@@ -54,7 +94,7 @@ def start_engine(
     # Ray releases a name only when the last handle of a dead actor is gone.
     name = f"engine-{rank}" + (f"-life-{incarnation + 1}" if incarnation else "")
     path = folder / "logs" / f"engine-{rank}.log"
-    engine = launch_engine(
+    engine = launch(
         plan.engine,
         place,
         cpus=1,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
@@ -16,24 +16,10 @@ from rlsdk.contracts.rollouts import WeightSender
 from rlsdk.engines.canary import Canary
 from rlsdk.errors import CanaryError, TransferError
 
+if TYPE_CHECKING:
+    from rlsdk.engines.group import EngineGroup
+
 log = logging.getLogger(__name__)
-
-
-class CallsEngines(Protocol):
-    """Interface for calling engines; engines that die in a call are replaced."""
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Ranks of the live engines."""
-        ...
-
-    async def all(self, method: str, *arguments: Any) -> dict[int, Any]:
-        """Call all live engines; return their answers by rank."""
-        ...
-
-    async def call(self, rank: int, method: str, *arguments: Any, **options: Any) -> tuple[Any, ...]:
-        """Call an engine; return its answer in a tuple, which is empty if it died or a transfer failed."""
-        ...
 
 
 @attrs.frozen
@@ -68,9 +54,7 @@ class SyncResult:
     weights: Any = None
 
 
-async def deliver(
-    engines: CallsEngines, learner: WeightSender, version: int, ids: np.ndarray, wake: bool
-) -> SyncResult:
+async def deliver(engines: EngineGroup, learner: WeightSender, version: int, ids: np.ndarray, wake: bool) -> SyncResult:
     """Load the learner's weights into all engines.
 
     A failed stream is not retried; the remaining engines get the weights from Ray's object store. Sleeping engines take
@@ -106,7 +90,7 @@ async def deliver(
     return found
 
 
-async def _wake_weights(engines: CallsEngines, learner: WeightSender) -> None:
+async def _wake_weights(engines: EngineGroup, learner: WeightSender) -> None:
     """Let engines take back the memory of their weights on GPUs that they share with the learner."""
     await _free_device(learner)
     await engines.all("wake_weights")
@@ -118,7 +102,7 @@ async def _free_device(learner: WeightSender) -> None:
 
 
 async def _stream(
-    engines: CallsEngines, learner: StreamsToEngines, version: int, ids: np.ndarray, canary: np.ndarray | None
+    engines: EngineGroup, learner: StreamsToEngines, version: int, ids: np.ndarray, canary: np.ndarray | None
 ) -> SyncResult | None:
     """Stream weights to all engines; None unless all live engines have loaded them."""
     await engines.all("clock")  # detect dead engines first, since the others would wait for them
@@ -136,7 +120,7 @@ async def _stream(
     return SyncResult(seen, expected)
 
 
-async def deliver_late(loaded: LoadedWeights, rank: int, actor: Any, engines: CallsEngines) -> None:
+async def deliver_late(loaded: LoadedWeights, rank: int, actor: Any, engines: EngineGroup) -> None:
     """Load the other engines' weights into a newly started engine, and compare.
 
     If no object holds them, another engine sends them while it samples. If none can, the learner sends its current
@@ -157,7 +141,7 @@ async def deliver_late(loaded: LoadedWeights, rank: int, actor: Any, engines: Ca
     canary.join(rank, seen, (stream.version, expected))
 
 
-async def _copy(loaded: LoadedWeights, rank: int, actor: Any, engines: CallsEngines) -> bool:
+async def _copy(loaded: LoadedWeights, rank: int, actor: Any, engines: EngineGroup) -> bool:
     """Copy the weights of another engine; False if none could send them."""
     version, ids = loaded.version, loaded.canary.token_ids
     _, layout = await actor.weight_layout.remote()
@@ -185,7 +169,7 @@ async def _copy(loaded: LoadedWeights, rank: int, actor: Any, engines: CallsEngi
 
 
 async def received_checksums(
-    engines: CallsEngines, learner: WeightSender, weights: Any, ids: np.ndarray
+    engines: EngineGroup, learner: WeightSender, weights: Any, ids: np.ndarray
 ) -> dict[str, str]:
     """Return the CRC-32 of each tensor as an engine receives it, which sends a stream again."""
     rank = min(engines.ranks)

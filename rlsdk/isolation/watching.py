@@ -95,22 +95,6 @@ class Busy:
             self.end(self._open)
 
 
-__all__ = [
-    "CURRENT",
-    "RECORDER",
-    "Busy",
-    "SpanRecorder",
-    "Watch",
-    "forget_actor",
-    "main_loop",
-    "note",
-    "now",
-    "span",
-    "stage",
-    "watch_actor",
-]
-
-
 class Watch(Protocol):
     """Interface of the watchdog for code that needs watching."""
 

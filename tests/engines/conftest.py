@@ -68,7 +68,7 @@ def launched(model: Model, cluster: None, python: Mapping[str, str]) -> Launched
     """
     import ray
 
-    from rlsdk.engines.actor import launch
+    from rlsdk.engines.starting import launch
     from rlsdk.plugins import Plugins
 
     @contextmanager

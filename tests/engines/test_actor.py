@@ -23,8 +23,8 @@ from ray.exceptions import ActorDiedError
 import rlsdk
 from rlsdk.cluster.streams import streamed
 from rlsdk.contracts import ActorSpec, Completion, Model, Request, Sampled, Sampling, TopTokens, Weights
-from rlsdk.engines.actor import Bundle, EngineActor, Progress, launch
-from rlsdk.engines.starting import engine_clocks
+from rlsdk.engines.actor import Bundle, EngineActor, Progress
+from rlsdk.engines.starting import engine_clocks, launch
 from rlsdk.errors import EngineError, ValueFault
 from rlsdk.plugins import Plugins
 

@@ -17,10 +17,10 @@ import pytest
 import rlsdk
 from rlsdk.cluster.nodes import HAND_BACK_SECONDS, DrainingNode
 from rlsdk.contracts import ActorSpec, Completion, Finish, LossSpec, Model, Request, Roles, Sampling, Weights
-from rlsdk.engines.actor import launch
 from rlsdk.engines.canary import Canary
 from rlsdk.engines.client import EngineClient, GenerateRequest
 from rlsdk.engines.group import EngineGroup, RestartPolicy
+from rlsdk.engines.starting import launch
 from rlsdk.errors import CanaryError, EngineError, LearnerError
 from rlsdk.learners.group import LearnerGroup
 from rlsdk.plugins import Plugins

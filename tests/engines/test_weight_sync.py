@@ -16,10 +16,10 @@ import pytest
 
 import rlsdk
 from rlsdk.contracts import ActorSpec, LossSpec, Model, Roles, TrainBatch, Weights
-from rlsdk.engines.actor import launch
 from rlsdk.engines.canary import Canary
 from rlsdk.engines.client import EngineClient
 from rlsdk.engines.group import EngineGroup, RestartPolicy
+from rlsdk.engines.starting import launch
 from rlsdk.errors import CanaryError
 from rlsdk.learners.group import LearnerGroup
 from rlsdk.plugins import Plugins
