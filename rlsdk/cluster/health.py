@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
@@ -103,8 +103,7 @@ class _WatchedNode:
 class Prober:
     """Check processes on any node of a run."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
+    def __init__(self) -> None:
         self._nodes: dict[str, _WatchedNode] = {}
 
     def ask(self, actor: Any) -> Any:
@@ -144,12 +143,12 @@ class Prober:
 
     def _found(self, process: Identity) -> Vitals:
         node = self._nodes[process.machine]
-        if self._now() - node.heard >= SILENT_SECONDS:
+        if time.monotonic() - node.heard >= SILENT_SECONDS:
             return Vitals("unknown")
         return node.found.get(process, Vitals("disk"))  # not checked yet: assume nothing is wrong
 
     def _look_at_node(self, machine: str, processes: tuple[Identity, ...]) -> None:
-        now = self._now()
+        now = time.monotonic()
         node = self._nodes.get(machine)
         if node is None:
             node = self._nodes[machine] = _WatchedNode(spawn(NodeProbe, node=processes[0].node), now)

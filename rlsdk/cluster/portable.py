@@ -1,9 +1,10 @@
-"""Values exchanged between an actor and the program that starts it: plans, environments and errors."""
+"""Values exchanged between an actor and the program that starts it: plans, objects, environments and errors."""
 
 from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ import attrs
 
 from rlsdk.config import Plan
 from rlsdk.errors import FingerprintError, RunError
-from rlsdk.plugins import Plugins
+from rlsdk.plugins import ComponentRef, Plugins
 from rlsdk.plugins.fingerprints import code_differs
 
 log = logging.getLogger(__name__)
@@ -94,3 +95,14 @@ def portable(error: BaseException) -> BaseException:
         log.debug("an error cannot be pickled and is sent as text: %s", failed)
         return RunError(f"{type(error).__name__}: {error}")
     return found
+
+
+def pickle_by_value(reference: ComponentRef | None) -> None:
+    """Pickle a decorated object by value, since actors may be unable to import its module."""
+    if reference is None or reference.obj is None:
+        return
+    from ray import cloudpickle
+
+    module = sys.modules.get(getattr(reference.obj, "__module__", ""))
+    if module is not None and module.__name__ != "__main__" and not module.__name__.startswith("rlsdk."):
+        cloudpickle.register_pickle_by_value(module)

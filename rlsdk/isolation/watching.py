@@ -148,7 +148,7 @@ def stage(name: str) -> Iterator[None]:
             watch.leave(key)
 
 
-def watch_actor(name: str, actor: Any, log: object, *, replaced: bool = False, responsive: bool = False) -> None:
+def watch_actor(name: str, actor: Any, log: object, *, replaced: bool, responsive: bool) -> None:
     """Let the watchdog watch an actor.
 
     Args:

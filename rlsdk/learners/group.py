@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,19 +12,25 @@ import numpy as np
 
 from rlsdk.cluster.actors import kill, spawn
 from rlsdk.cluster.gpus import GPUSeat
+from rlsdk.cluster.portable import pickle_by_value
 from rlsdk.contracts import ActorSpec, FreesDevice, LossSpec, Roles, TrainBatch, TrainedRole, Weights, WeightStream
 from rlsdk.errors import LearnerError, RlsdkError
 from rlsdk.fields import FORWARD
 from rlsdk.learners.actor import LearnerActor
-from rlsdk.learners.rank_calls import OpenSteps, WeightCalls, answers, array_fault, metrics_fault, tokens_fault
+from rlsdk.learners.rank_calls import (
+    OpenSteps,
+    WeightCalls,
+    answers,
+    array_fault,
+    bounded_below,
+    metrics_fault,
+    tokens_fault,
+)
 from rlsdk.learners.rows import read_lengths, split
 from rlsdk.plugins import ComponentRef, Plugins
 
 if TYPE_CHECKING:
     from rlsdk.batch import Totals
-
-LEAST_LOGPROB = -1000.0
-"""Replacement for a logprob of -inf, so that sums stay finite."""
 
 
 @attrs.define(eq=False)
@@ -150,7 +155,7 @@ class LearnerGroup:
         """Make every rank load its models; a second call restarts the learner in the same processes."""
         corrections = loss.correction.singles.values() if loss.correction else ()
         for each in (reference, *reference.named, loss.policy_loss, *corrections, loss.kl, self.transfer):
-            _pickle_by_value(each)
+            pickle_by_value(each)
         self._origin = reference.origin
         self._steps = OpenSteps(reference.name, Plugins().resolve(reference), roles)
         starts = zip(self.actors, self.places, strict=True)
@@ -243,13 +248,10 @@ class LearnerGroup:
         """
         self._steps.add(role, last=last)
         self._training_calls += 1
-        options = {"role": role, "step": step, "update": update, "updates": updates, "last": last}
-        shares, totals = self._shares(batch, np.arange(len(batch))), totals or batch.totals
-        calls = zip(self.actors, shares, strict=True)
-        with self._sending.lock:
-            self._step = step
-            refs = [a.call.remote("forward_backward", batch.select(share), totals, **options) for a, share in calls]
-        self._wait(f"forward_backward of step {step + 1}", refs)
+        options: dict[str, Any] = {"role": role, "step": step, "update": update, "updates": updates, "last": last}
+        parts = [(batch.select(share), totals or batch.totals) for share in self._shares(batch, np.arange(len(batch)))]
+        self._step = step
+        self._call_each("forward_backward", parts, f"forward_backward of step {step + 1}", **options)
 
     def optimizer_step(self, role: TrainedRole = "actor") -> dict[str, float]:
         """Take one optimiser step along the accumulated gradient; return metrics over all batches and ranks.
@@ -391,12 +393,18 @@ class LearnerGroup:
         return self._call_each(method, [arguments] * len(self.actors), version=version)
 
     def _call_each(
-        self, method: str, arguments: Sequence[tuple[Any, ...]], what: str = "", version: int | None = None
+        self,
+        method: str,
+        arguments: Sequence[tuple[Any, ...]],
+        what: str = "",
+        version: int | None = None,
+        **options: Any,
     ) -> list[Any]:
         """Call a learner method on each rank with its arguments; a `version` becomes the version of the weights."""
         with self._sending.lock:
             self._sending.version = self._sending.version if version is None else version
-            refs = [actor.call.remote(method, *args) for actor, args in zip(self.actors, arguments, strict=True)]
+            calls = zip(self.actors, arguments, strict=True)
+            refs = [actor.call.remote(method, *args, **options) for actor, args in calls]
         return self._wait(what or method, refs)
 
     def _wait(self, what: str, refs: Sequence[Any]) -> list[Any]:
@@ -406,19 +414,3 @@ class LearnerGroup:
         except RlsdkError:
             self.stop()
             raise
-
-
-def bounded_below(logprobs: np.ndarray) -> np.ndarray:
-    """Clamp logprobs to at least `LEAST_LOGPROB`; NaN stays, since it is a fault that must show."""
-    return np.asarray(np.maximum(logprobs, np.float32(LEAST_LOGPROB)))
-
-
-def _pickle_by_value(reference: ComponentRef | None) -> None:
-    """Pickle a decorated object by value, since workers may be unable to import its module."""
-    if reference is None or reference.obj is None:
-        return
-    from ray import cloudpickle
-
-    module = sys.modules.get(getattr(reference.obj, "__module__", ""))
-    if module is not None and module.__name__ != "__main__" and not module.__name__.startswith("rlsdk."):
-        cloudpickle.register_pickle_by_value(module)

@@ -31,9 +31,7 @@ class PolicyModel(nn.Module):
         vision: Image processing of the model; None for a text model.
     """
 
-    def __init__(
-        self, model: Any, *, exact: bool = False, vision: Vision | None = None, router_loss: float | None = None
-    ) -> None:
+    def __init__(self, model: Any, *, exact: bool, vision: Vision | None = None, router_loss: float | None) -> None:
         super().__init__()
         self.vision = vision
         linear = model.get_output_embeddings()
@@ -74,7 +72,7 @@ class PolicyModel(nn.Module):
 class Critic(nn.Module):
     """Backbone and a value head `[1, d]`."""
 
-    def __init__(self, backbone: Any, init: ValueInit, vision: Vision | None = None) -> None:
+    def __init__(self, backbone: Any, init: ValueInit, vision: Vision | None) -> None:
         super().__init__()
         self.model, self.vision = backbone, vision
         width = backbone.config.get_text_config().hidden_size
@@ -217,9 +215,7 @@ def _vision(model: Model, net: Any) -> Vision | None:
     return vision if sees(net) and vision.usable else None
 
 
-def blank_policy(
-    model: Model, attention: Attention, checkpointing: bool, *, router_loss: float | None = None
-) -> PolicyModel:
+def blank_policy(model: Model, attention: Attention, checkpointing: bool, *, router_loss: float | None) -> PolicyModel:
     """Build a policy from its config; with fake tensors, it shows the memory of a pass without using any.
 
     Raises:

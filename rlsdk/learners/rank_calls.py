@@ -29,6 +29,8 @@ from rlsdk.plugins import ComponentRef, Plugins
 
 GRACE_SECONDS = 5.0
 """Seconds to wait after a failure for other ranks to report that they failed first."""
+LEAST_LOGPROB = -1000.0
+"""Replacement for a logprob of -inf, so that sums stay finite."""
 
 
 def answers(name: str, what: str, refs: Sequence[Any], logs: Sequence[Path]) -> list[Any]:
@@ -245,6 +247,11 @@ def tokens_fault(result: Any, fields: Sequence[str], tokens: int) -> str:
         if name == "values" and (missing := int(np.isnan(result[name]).sum())):
             return f"{name} with NaN for {missing} of {tokens} tokens; weights or activations are not finite"
     return ""
+
+
+def bounded_below(logprobs: np.ndarray) -> np.ndarray:
+    """Clamp logprobs to at least `LEAST_LOGPROB`; NaN stays, since it is a fault that must show."""
+    return np.asarray(np.maximum(logprobs, np.float32(LEAST_LOGPROB)))
 
 
 def array_fault(values: Any, length: int) -> str:

@@ -202,7 +202,7 @@ class Segment:
             known = routing[:0] if self.routing is None else self.routing
             self.routing = np.concatenate([known, routing[len(known) :]])
 
-    def arrays(self, image_token: int | None = None) -> dict[str, Any]:
+    def arrays(self, image_token: int | None) -> dict[str, Any]:
         """Return the per-token fields of a `Rollout`, read-only.
 
         Args:

@@ -156,7 +156,7 @@ class Evaluating(Callback):
     until then.
     """
 
-    def __init__(self, console: Console, storage: RolloutStorage | None = None) -> None:
+    def __init__(self, console: Console, storage: RolloutStorage | None) -> None:
         self._console, self._storage = console, storage
 
     async def before_training(self, trainer: Trainer, metrics: Metrics) -> None:

@@ -132,7 +132,7 @@ def newly_trained(
 
 
 def entries_of(
-    records: Sequence[TaskRecord], statuses: Sequence[TaskStatus], step: int, batch: StepBatch | None = None
+    records: Sequence[TaskRecord], statuses: Sequence[TaskStatus], step: int, batch: StepBatch | None
 ) -> list[Entry]:
     """Return the store entries of a batch's groups after a step has settled them.
 

@@ -42,7 +42,7 @@ FAILED_CLOSE_SECONDS = 5.0
 class Logging(Callback):
     """Log metrics to `metrics.jsonl`, the trackers, observing plugins and the console."""
 
-    def __init__(self, observers: Observers, console: Console, store: RolloutStore | None = None) -> None:
+    def __init__(self, observers: Observers, console: Console, store: RolloutStore | None) -> None:
         """Create a callback.
 
         Args:

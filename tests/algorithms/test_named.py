@@ -15,7 +15,7 @@ from rlsdk.batch import Credit, LossInputs, aggregate
 from rlsdk.batch.arithmetic import adjusted
 from rlsdk.components import component_of
 from rlsdk.docstrings import labelled
-from rlsdk.learners.group import bounded_below
+from rlsdk.learners.rank_calls import bounded_below
 from rlsdk.plugins import Plugins
 
 ALL = rlsdk.names("algorithm")
