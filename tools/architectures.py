@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,7 @@ def trial(name: str, head: str, dtype: str, engine: str) -> dict[str, float]:
     from rlsdk.learners.model import load_policy
     from rlsdk.learners.ranks import Ranks
     from rlsdk.learners.rows import to_rows
+    from rlsdk.learners.zero import full_tensors
 
     place, subject = ActorSpec(role="engine"), (Vllm if engine == "vllm" else Transformers)()
     os.environ.update(subject.environment(place))
@@ -117,7 +119,9 @@ def trial(name: str, head: str, dtype: str, engine: str) -> dict[str, float]:
         old.sum().backward()
         torch.optim.AdamW(policy.parameters(), lr=3e-3).step()
         new = policy(rows)[0].detach().float().numpy()
-        weights = WeightExporter(policy.model, model, Ranks(0, 1, "cpu"), None).weights(1)
+        weights = WeightExporter(
+            policy.model, model, Ranks(0, 1, "cpu"), None, partial(full_tensors, policy.model)
+        ).weights(1)
         subject.start(model, place)
         before = np.abs(subject.logprobs(ids) - old.detach().float().numpy()).max()
         subject.load_weights(weights)

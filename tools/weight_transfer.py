@@ -37,6 +37,7 @@ from rlsdk.engines.starting import launch
 from rlsdk.engines.weight_sync import deliver
 from rlsdk.learners.export import WeightExporter
 from rlsdk.learners.group import LearnerGroup
+from rlsdk.learners.zero import full_tensors
 from rlsdk.plugins import Plugins
 from rlsdk.weights import from_weights
 
@@ -110,7 +111,8 @@ class MeasuredLearner(Measured):
         from rlsdk.learners.ranks import Ranks
 
         self.net = build(int(roles.actor.path))
-        self.exporter = WeightExporter(self.net, roles.actor, Ranks(place.rank, place.world_size, "cpu"), None)
+        ranks = Ranks(place.rank, place.world_size, "cpu")
+        self.exporter = WeightExporter(self.net, roles.actor, ranks, None, partial(full_tensors, self.net))
         self.reset()
 
     def weights(self, version: int) -> Weights | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,6 @@ from rlsdk.contracts import Model, Weights
 from rlsdk.conversion import aliases, by_layer, to_checkpoint
 from rlsdk.learners.lora import Lora, is_adapter, merged, peft_names, write_adapter
 from rlsdk.learners.ranks import Ranks
-from rlsdk.learners.zero import full_tensors
 from rlsdk.vision import Vision, sees
 from rlsdk.weights import joined, to_weights
 
@@ -48,14 +46,14 @@ class WeightExporter:
         source: Origin of the model.
         ranks: Ranks that hold its shards.
         lora: Its LoRA settings, if any.
-        gather: Returns full tensors, as `TrainedModule.full_tensors` does; default: the model is whole or DeepSpeed's.
+        gather: Returns full tensors, as `TrainedModule.full_tensors` does.
     """
 
     model: Any
     source: Model
     ranks: Ranks
     lora: Lora | None
-    gather: Callable[..., dict[str, Tensor]] | None = None
+    gather: Callable[..., dict[str, Tensor]]
 
     def weights(self, version: int) -> Weights | None:
         """Return all tensors as `save_pretrained` would write them, with an adapter merged; gathered layer by layer."""
@@ -73,10 +71,9 @@ class WeightExporter:
             each_rank: True to yield the tensors on every rank.
         """
         keep = each_rank or self.ranks.rank == 0
-        gather = self._gather()
         left_out = aliases(self.model)
         for names in by_layer(name for name in self.model.state_dict() if name not in left_out):
-            tensors = self._whole(gather(keep=keep, wanted=names.__contains__, host=host))
+            tensors = self._whole(self.gather(keep=keep, wanted=names.__contains__, host=host))
             if keep:
                 yield to_weights(version, to_checkpoint(self.model, tensors), copy=copy, host=host)
             else:
@@ -85,13 +82,13 @@ class WeightExporter:
     def adapter_weights(self, version: int) -> Weights | None:
         """Return the adapter's tensors under the names of peft's files."""
         assert self.lora is not None
-        tensors = self._gather()(keep=self.ranks.rank == 0, wanted=is_adapter)
+        tensors = self.gather(keep=self.ranks.rank == 0, wanted=is_adapter)
         weights = to_weights(version, peft_names(tensors))
         return attrs.evolve(weights, adapter=self.lora.adapter) if self.ranks.rank == 0 else None
 
     def export(self, folder: Path) -> None:
         """Write weights (safetensors), config and tokenizer; adapters are merged, and also saved in `adapter`."""
-        tensors = self._gather()(keep=self.ranks.rank == 0)
+        tensors = self.gather(keep=self.ranks.rank == 0)
         if self.ranks.rank == 0:
             write_model(folder, self.model, self._whole(tensors), self.source)
             if self.lora is not None:
@@ -99,9 +96,6 @@ class WeightExporter:
             for file in folder.rglob("*.safetensors"):  # safetensors 0.8 makes its files readable only by their owner
                 shutil.copymode(folder / "config.json", file)
         self.ranks.gather(None)
-
-    def _gather(self) -> Callable[..., dict[str, Tensor]]:
-        return self.gather or partial(full_tensors, self.model)
 
     def _whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         return tensors if self.lora is None else merged(tensors, self.lora)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from rlsdk.engines.pausable import beginning, joined
 from rlsdk.engines.transformers import Transformers
 from rlsdk.learners.export import WeightExporter
 from rlsdk.learners.ranks import Ranks
+from rlsdk.learners.zero import full_tensors
 from rlsdk.routing import UNKNOWN, Routers
 from rlsdk.types import Rollout, Task
 
@@ -92,7 +94,9 @@ def test_tokens_keep_the_experts_they_were_sampled_with_when_new_weights_come(tm
     request = _request("a", 6)
     assert not _run(engine, request, steps=8)
     net = AutoModelForCausalLM.from_pretrained(tmp_path / "new")
-    weights = WeightExporter(net, Model(path=str(tmp_path / "new")), Ranks(0, 1, "cpu"), None).weights(1)
+    weights = WeightExporter(
+        net, Model(path=str(tmp_path / "new")), Ranks(0, 1, "cpu"), None, partial(full_tensors, net)
+    ).weights(1)
     engine.load_weights(weights)
     done = _run(engine)[0]
     engine.stop()

@@ -6,6 +6,7 @@ One process: `load_policy`, a step of AdamW, and the exporter of the learner, wi
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from rlsdk.learners.model_faults import policy_faults
 from rlsdk.learners.ranks import Ranks
 from rlsdk.learners.rows import to_rows
 from rlsdk.learners.tree import tree_rows
+from rlsdk.learners.zero import full_tensors
 from rlsdk.weights import from_weights
 
 RECURRENT = ("qwen3.5", "nemotron-h")
@@ -61,7 +63,7 @@ def _step(policy: PolicyModel) -> np.ndarray:
 
 
 def _exporter(policy: PolicyModel, model: Model, lora: Lora | None = None) -> WeightExporter:
-    return WeightExporter(policy.model, model, Ranks(0, 1, "cpu"), lora)
+    return WeightExporter(policy.model, model, Ranks(0, 1, "cpu"), lora, partial(full_tensors, policy.model))
 
 
 def _header(weights: Weights) -> dict[str, tuple[int, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -16,6 +17,7 @@ from rlsdk.learners.export import WeightExporter
 from rlsdk.learners.model import load_critic, load_policy
 from rlsdk.learners.ranks import Ranks
 from rlsdk.learners.rows import empty_rows, to_rows
+from rlsdk.learners.zero import full_tensors
 from rlsdk.types import Image
 from rlsdk.vision import Vision
 from tests.vision_models import KINDS, make
@@ -53,7 +55,7 @@ def test_weights_bear_the_names_of_the_checkpoint_and_reach_the_engine(kind: str
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
     (-policy(to_rows(batch(model), "padded"))[0].mean()).backward()
     optimizer.step()
-    exporter = WeightExporter(policy.model, model, Ranks(0, 1, "cpu"), None)
+    exporter = WeightExporter(policy.model, model, Ranks(0, 1, "cpu"), None, partial(full_tensors, policy.model))
     weights = exporter.weights(1)
     assert weights is not None
     assert {name: tuple(array.shape) for name, array in weights.tensors.items()} == held

@@ -90,8 +90,7 @@ def _whole(tensor: DTensor) -> Tensor:
 def local_shard(tensor: Tensor) -> Tensor:
     """Return the tensor that holds this rank's shard: itself, not a view of it."""
     # `to_local` returns a view of a parameter.
-    found: Tensor = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-    return found
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
