@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 
 from rlsdk.contracts import Completion, Finish, Request, Sampled, TopTokens
-from rlsdk.engines.completion_checks import completion_fault
+from rlsdk.engines.checks import completion_fault
 
 
 @attrs.define(eq=False)

@@ -24,7 +24,7 @@ from rlsdk.learners.micro_batches import MicroBatchRunner, SharedRows, with_less
 from rlsdk.learners.options import NO_FLOAT16, LearnerOptions
 from rlsdk.learners.ranks import Ranks, environment
 from rlsdk.learners.reference import FOLDER, MovingReference
-from rlsdk.learners.trained import LearningRate, OffloadedTensors, PhaseTimer, TrainedModule, schedule
+from rlsdk.learners.trained import LearningRate, OffloadedTensors, PhaseTimer, TrainedModule
 from rlsdk.preflight import size_text
 
 if TYPE_CHECKING:
@@ -151,15 +151,7 @@ class TransformersLearner(LearnerOptions):
         self.connect(place.device)
         objective = Objective(loss)
         self._temperature = loss.temperature
-        factor = schedule(
-            self.schedule,
-            self.warmup_steps,
-            self.final_ratio,
-            total_updates,
-            decay_steps=self.decay_steps,
-            decay_power=self.decay_power,
-            decay_shape=self.decay_shape,
-        )
+        factor = self.rate_factor(total_updates)
         self._passes = self._runner(roles.main, tokens)
         if roles.actor is not None:
             self._load_actor(roles.actor, factor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import attrs
@@ -16,7 +16,7 @@ from rlsdk.errors import OptionError, RlsdkError
 from rlsdk.learners.lora import Lora, adapter_fault, base_of, count_adapter
 from rlsdk.learners.optimization import Factory, created, state_bytes
 from rlsdk.learners.rows import RowStyle
-from rlsdk.learners.trained import DecayShape, Schedule
+from rlsdk.learners.trained import DecayShape, Schedule, schedule
 from rlsdk.limits import NonNegative, Positive, Share, at_least, below
 from rlsdk.plugins import faults_of, load, short_name
 
@@ -175,6 +175,18 @@ class LearnerOptions(ABC):
     def state_bytes(self) -> float:
         """Bytes of the optimiser's state per trained parameter."""
         return state_bytes(self._factory)
+
+    def rate_factor(self, total_updates: int) -> Callable[[int], float]:
+        """Return the share of the peak learning rate after a number of optimiser steps, out of `total_updates`."""
+        return schedule(
+            self.schedule,
+            self.warmup_steps,
+            self.final_ratio,
+            total_updates,
+            decay_steps=self.decay_steps,
+            decay_power=self.decay_power,
+            decay_shape=self.decay_shape,
+        )
 
     def make_optimizer(self, groups: Sequence[Mapping[str, Any]], lr: float) -> Optimizer:
         """Create the optimiser of a trained module.

@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 
 from rlsdk.contracts import ScoredAtEnd, Workflow, runs_user_code
-from rlsdk.engines.completion_checks import known_ids, outside
+from rlsdk.engines.checks import known_ids, outside
 from rlsdk.engines.pausable import PausableClient
 from rlsdk.errors import (
     ConfigError,

@@ -17,15 +17,13 @@ import numpy as np
 
 from rlsdk.components import calling, see_definition
 from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
+from rlsdk.engines.pausable import AGAIN
 from rlsdk.errors import RunError
 from rlsdk.rollout.buffer import BufferPolicy, DropLimit, first_come, priority_of
 from rlsdk.rollout.mixture import TaskStreams
 from rlsdk.rollout.staleness import StalenessPolicy
 from rlsdk.rollout.task_ledger import TaskLedger
 from rlsdk.types import Group
-
-AGAIN = 2.0
-"""Interval in seconds at which tasks that still run are interrupted again."""
 
 
 class UnfinishedError(Exception):

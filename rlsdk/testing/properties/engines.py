@@ -11,7 +11,7 @@ import numpy as np
 
 from rlsdk.contracts import ActorSpec, Completion, Model, OnlySamples, Request, Sampling, Weights
 from rlsdk.engines.canary import TOLERANCE
-from rlsdk.engines.completion_checks import completion_fault
+from rlsdk.engines.checks import completion_fault
 from rlsdk.errors import described
 from rlsdk.testing.findings import NotApplicable, Violated
 from rlsdk.testing.subject import Subject, holds

@@ -29,10 +29,9 @@ from rlsdk.rollout.scheduler import RolloutScheduler
 from rlsdk.trainer.two_process.actor import ExplorerAnswer, WeightUpdate
 from rlsdk.trainer.two_process.agreement import PeerInfo, TrainerPresence, named, spawn_named
 from rlsdk.types import Group, Task
+from rlsdk.workers.orders import MOST_REASONS
 
 log = logging.getLogger(__name__)
-_SHOWN = 20
-"""Maximum number of reasons in a list of the summary."""
 _ENDING = "the explorer has ended, and the run was asked to end"
 LOOK_SECONDS = 0.5
 """Interval in seconds at which the cluster is searched for an explorer."""
@@ -203,7 +202,7 @@ class RemoteExplorer:
                 raise
             return RolloutSnapshot(self._state, ())  # groups that were waiting are sampled again
         self._state = dict(found.state)
-        return attrs.evolve(found, state={**found.state, "explorers_lost": self._lost[:_SHOWN]})
+        return attrs.evolve(found, state={**found.state, "explorers_lost": self._lost[:MOST_REASONS]})
 
     async def counters(self) -> RolloutCounters:
         """See `Explorer.counters`; without an explorer, returns the last known counters."""
@@ -230,7 +229,7 @@ class RemoteExplorer:
             if self._explorer is not None:  # otherwise another call has reported it
                 log.warning("the explorer has ended: %s", gone)
                 self._lost.append(str(gone))
-        return attrs.evolve(joined(self._before, self._summary), explorers_lost=tuple(self._lost[:_SHOWN]))
+        return attrs.evolve(joined(self._before, self._summary), explorers_lost=tuple(self._lost[:MOST_REASONS]))
 
     async def close(self) -> None:
         """Do nothing; `shutdown` tells the explorer how the run ended."""
@@ -313,7 +312,7 @@ def joined(before: RolloutSummary, now: RolloutSummary) -> RolloutSummary:
 
     def both(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
         sums = {name: one[name] + other[name] if name in one else other[name] for name in other}
-        return {name: v[:_SHOWN] if isinstance(v, list) else v for name, v in {**one, **sums}.items()}
+        return {name: v[:MOST_REASONS] if isinstance(v, list) else v for name, v in {**one, **sums}.items()}
 
     return RolloutSummary(
         now.sources,
