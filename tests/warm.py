@@ -1,4 +1,4 @@
-"""Commands in forks of one process that has imported torch and transformers, which answer in a fraction of the time.
+"""Commands in forks of one process that has imported libraries, which answer in a fraction of the time.
 
 A fork has the libraries that the command would import anyway; everything else is as in a process of its own: arguments,
 environment, folder, output, exit status. Run as a program, this module is the process that is forked.
@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,11 @@ class WarmPython:
 
     Args:
         environment: Environment variables of the process and its forks.
+        imports: Libraries that the process imports.
     """
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        command = [sys.executable, __file__]
+    def __init__(self, environment: Mapping[str, str], imports: Iterable[str] = SHARED_IMPORTS) -> None:
+        command = [sys.executable, __file__, *imports]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(environment)
         )
@@ -61,7 +62,7 @@ class WarmPython:
 
 def serve() -> None:
     """Fork for each order on standard input, and answer with the exit status of the fork."""
-    for name in SHARED_IMPORTS:
+    for name in sys.argv[1:]:
         importlib.import_module(name)
     gc.freeze()  # a collection in a fork would copy every page of what is imported
     for line in sys.stdin:

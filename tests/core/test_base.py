@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -14,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlsdk.errors import EXTRAS, install_command
+from tests.warm import WarmPython
 
 PROJECT = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())["project"]
 HIDE = f"""
@@ -33,23 +32,25 @@ def names(requirements: list[str]) -> set[str]:
     return {re.split(r"[\[<>=;~ ]", each)[0].replace("-", "_").lower() for each in requirements}
 
 
-@pytest.fixture
-def rlsdk(tmp_path):
-    """Run the command line in an interpreter that has none of the extras' packages."""
-    site = tmp_path / "site"
-    site.mkdir()
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory):
+    """Run modules in forks of an interpreter that has none of the extras' packages."""
+    site = tmp_path_factory.mktemp("site")
     (site / "sitecustomize.py").write_text(HIDE)
-    path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
+    root = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join([str(site), root, *filter(None, [os.environ.get("PYTHONPATH")])])
+    libraries = ("attrs", "cattrs", "click", "hypothesis", "numpy", "omegaconf", "pluggy")
+    process = WarmPython({**os.environ, "PYTHONPATH": path}, libraries)
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def rlsdk(warm, tmp_path):
+    """Run the command line there."""
 
     def run(*arguments: str, status: int = 0) -> str:
-        ran = subprocess.run(
-            [sys.executable, "-c", "from rlsdk.cli import main; main()", *arguments],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": path},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        ran = warm.run("rlsdk.cli", *arguments, cwd=tmp_path)
         assert ran.returncode == status, ran.stdout + ran.stderr
         return ran.stdout + ran.stderr
 

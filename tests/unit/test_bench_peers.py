@@ -74,9 +74,9 @@ def test_the_shared_reward_is_rlsdks_countdown() -> None:
     assert seen == {0.0, 0.1, 1.0}
 
 
-@pytest.fixture
-def work(tmp_path: Path) -> Any:
-    return module("learning").export_work(tmp_path, steps=3, every=2, held_out=20, seed=1)
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return module("learning").export_work(tmp_path_factory.mktemp("work"), steps=3, every=2, held_out=20, seed=1)
 
 
 def test_both_sides_read_the_quickstarts_tasks_in_one_order(work: Any) -> None:
