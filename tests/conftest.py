@@ -6,8 +6,10 @@ import functools
 import gc
 import importlib
 import inspect
+import itertools
 import logging
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -101,6 +103,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+FOLDERS = itertools.count()
+"""Numbers of the folders of tests, one for each in this process."""
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of the test: pytest's own looks through those of all earlier tests for its number."""
+    name = re.sub(r"\W", "_", request.node.name)[:30]
+    return tmp_path_factory.mktemp(f"{name}_{next(FOLDERS)}", numbered=False)
 
 
 @pytest.fixture
