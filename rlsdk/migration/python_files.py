@@ -189,6 +189,7 @@ class _ScriptReader:
     assigned: dict[str, Any] = attrs.field(factory=dict)
     used: set[str] = attrs.field(factory=set)
     skipped: set[ast.AST] = attrs.field(factory=set)
+    environment_readers: dict[str, ast.FunctionDef] = attrs.field(factory=dict)
 
     def collected(self, module: ast.Module, derived: Mapping[str, str]) -> dict[str, Any]:
         """Return the arguments of all calls of constructors.
@@ -198,6 +199,9 @@ class _ScriptReader:
             derived: The file's own classes -> constructors that they are derived from.
         """
         definitions = [each for each in module.body if isinstance(each, ast.ClassDef)]
+        self.environment_readers = {
+            each.name: each for each in module.body if isinstance(each, ast.FunctionDef) and _reads_environment(each)
+        }
         self.classes = {
             each.name: {
                 key: Unread(f"line {each.lineno}: {key} has no default; give the command that runs this script")
@@ -208,6 +212,10 @@ class _ScriptReader:
             for each in definitions
         }
         self.run([each for each in module.body if _parses(each)])  # functions may be called before they are defined
+        makers = [each for each in module.body if isinstance(each, ast.FunctionDef) and self.configures(each)]
+        if any(each.args.args or each.args.kwonlyargs for each in makers):
+            self.run(module.body)
+            self.bind(makers, [node for node in ast.walk(module) if isinstance(node, ast.Call)])
         self.notes.clear()
         self.run(module.body)
         tree: dict[str, Any] = {}
@@ -219,14 +227,40 @@ class _ScriptReader:
         tree |= self.assigned
         if self.flags is None and any(parser.options for parser in self.parsers):
             self.notes.append("the script's own options have their defaults: if its command sets any, give the command")
-        # a call of a constructor that is an argument of another one was read by itself
+        # a call of a constructor, or of a function with one, that is an argument of another one was read by itself
         return {
             key: value
             for key, value in tree.items()
             if key != KIND
-            and not (isinstance(value, Mapping) and value.get(KIND) in self.constructors)
+            and not (isinstance(value, Mapping) and value.get(KIND) in {*self.constructors, *(m.name for m in makers)})
             and not (self.flags and isinstance(value, Unread) and key in ("args", *self.flags))  # the flags themselves
         }
+
+    def configures(self, function: ast.FunctionDef) -> bool:
+        """Return True for a function that calls a constructor."""
+        return any(isinstance(node, ast.Call) and _name(node.func) in self.constructors for node in ast.walk(function))
+
+    def bind(self, functions: Sequence[ast.FunctionDef], calls: Sequence[ast.Call]) -> None:
+        """Keep what parameters of functions stand for: the arguments of the function's only call, else their defaults.
+
+        Names that are assigned anywhere keep their value, and one for which two functions differ stays unknown.
+        """
+        found: dict[str, list[Any]] = {}
+        for function in functions:
+            made = [each for each in calls if isinstance(each.func, ast.Name) and each.func.id == function.name]
+            if len(made) > 1:
+                continue
+            names, optional = [each.arg for each in function.args.args], function.args.defaults
+            nodes = dict(zip(names[len(names) - len(optional) :], optional, strict=True))
+            more = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
+            nodes |= {each.arg: node for each, node in more if node is not None}
+            for call in made:
+                nodes |= dict(zip(names, call.args, strict=False))
+                nodes |= {each.arg: each.value for each in call.keywords if each.arg is not None}
+            for name, node in nodes.items():
+                found.setdefault(name, []).append(self.kept(node))
+        known = {name: values[0] for name, values in found.items() if all(each == values[0] for each in values)}
+        self.names |= {name: v for name, v in known.items() if name not in self.names and type(v) is not Unread}
 
     def run(self, body: Sequence[ast.stmt]) -> None:
         """Keep what is assigned to names; what an `if` assigns depends on its condition, if that can be read."""
@@ -421,6 +455,12 @@ class _ScriptReader:
                 return f"${{oc.env:{name}}}" if fallback is None else f"${{oc.env:{name},{fallback}}}"
         raise _UnknownError(f"line {base.lineno}: {ast.unparse(base)[:60]} is known only when the file runs")
 
+    def read_variable(self, node: ast.Call, function: ast.FunctionDef) -> Any:
+        """Return the variable that a function of the file reads, which is named by its first argument."""
+        optional = [each.value for each in node.keywords if each.arg != function.args.args[0].arg]
+        fallback = [*node.args[1:2], *optional[:1], *function.args.defaults[-1:]][:1]
+        return self.environment(ast.Name("environ", lineno=node.lineno, col_offset=0), [node.args[0], *fallback])
+
     def called(self, node: ast.Call) -> Any:
         name = _name(node.func)
         if name == "getenv" or (
@@ -443,6 +483,8 @@ class _ScriptReader:
             return self.value(node.args[0])
         if (found := self.computed(node, name)) is not None or (found := self.options(node, name)) is not None:
             return found
+        if node.args and name in self.environment_readers:
+            return self.read_variable(node, self.environment_readers[name])
         if name != "dict" and hasattr(builtins, name):
             raise _UnknownError(f"line {node.lineno}: {ast.unparse(node)[:60]} is known only when the file runs")
         return self.call(node)
@@ -507,6 +549,22 @@ def _known(value: Any, node: ast.expr) -> Any:
     if isinstance(value, str) and "${" in value:
         raise _UnknownError(f"line {node.lineno}: {ast.unparse(node)[:60]} is known only when the file runs")
     return value
+
+
+def _reads_environment(function: ast.FunctionDef) -> bool:
+    """True for a function that reads the environment variable that its first parameter names."""
+    name = function.args.args[0].arg if function.args.args else None
+    for node in ast.walk(function):
+        if isinstance(node, ast.Subscript):
+            place, keys = _name(node.value), [node.slice]
+        elif isinstance(node, ast.Call):
+            of = node.func.value if isinstance(node.func, ast.Attribute) and node.func.attr == "get" else node.func
+            place, keys = _name(of), node.args[:1]
+        else:
+            continue
+        if place in ("environ", "getenv") and any(isinstance(key, ast.Name) and key.id == name for key in keys):
+            return True
+    return False
 
 
 def _has_options(value: Any) -> bool:

@@ -105,7 +105,10 @@ def read(framework: Framework, arguments: Sequence[str], environ: Mapping[str, s
     ):
         instead = framework.others[other]
         raise ConfigError(
-            [f"{framework.title}'s {other} cannot be converted; in rlsdk, set {instead} (docs/algorithms)"]
+            [
+                f"{framework.title}'s {other} cannot be converted; in rlsdk, set {instead}: write this config by hand "
+                "(docs/howto/learn_from.md, docs/algorithms)"
+            ]
         )
     if not tree:
         raise ConfigError([f"{first}: no keys of a {framework.title} configuration were found in it"])

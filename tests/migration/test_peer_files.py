@@ -32,6 +32,51 @@ def test_rolls_pipelines_without_rollouts_are_refused(tmp_path, section, setting
         migrate("roll", [str(file)], {})
 
 
+def test_rolls_pipeline_for_dpo_says_what_to_write(tmp_path):
+    file = tmp_path / "pipeline.yaml"
+    file.write_text("exp_name: x\nchosen_key: chosen\n")
+    with pytest.raises(ConfigError, match=r"rename the two columns .* by hand \(docs/howto/learn_from\.md"):
+        migrate("roll", [str(file)], {})
+
+
+@pytest.mark.parametrize(("coefficient", "status"), [("0.05", "missing"), ("0", "ignored")])
+def test_openrlhfs_loss_on_further_texts_has_no_counterpart(coefficient, status):
+    found = migrate("openrlhf", ["--ptx_coef", coefficient, "--pretrain_data", "o/texts"], {})
+    entries = {entry.key: entry for entry in found.entries}
+    assert (entries["ptx_coef"].status, entries["pretrain_data"].status) == (status, "ignored")
+    assert ("algorithm: sft" in entries["ptx_coef"].note) == (status == "missing")
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "key"),
+    [
+        ("roll", ["pretrain=o/m", "actor_train.model_args.additional_target=lm_head"], "additional_target"),
+        ("trl", ["--use_peft", "--lora_modules_to_save", "lm_head"], "lora_modules_to_save"),
+    ],
+)
+def test_layers_that_peft_trains_fully_beside_an_adapter_are_to_do(name, words, key):
+    (entry,) = [each for each in migrate(name, words, {}).entries if each.key.endswith(key)]
+    assert entry.status == "missing"
+    assert "remove learner.lora to train all weights" in entry.note
+
+
+def test_xtuners_greatest_limit_of_a_task_applies_to_all(tmp_path):
+    def task(answer: int, prompt: int) -> str:
+        fn, loop = f"Tokenize(max_length={prompt})", f"Single(sample_params=SampleParams(max_tokens={answer}))"
+        data = f'[{{"dataset": DatasetConfig(anno_path="a.jsonl"), "tokenize_fn": {fn}}}]'
+        sampler = f"SamplerConfig(dataloader_cfg=DataloaderConfig(dataset_config_list={data}))"
+        return f"TaskSpecConfig(agent_loop_config={loop}, sampler_config={sampler})"
+
+    file = tmp_path / "rl.py"
+    tasks = f"[{task(64, 512)}, {task(1024, 128)}, {task(64, 512)}]"
+    file.write_text(f"RLColocateTrainerConfig(agent_loop_manager_cfg=ManagerConfig(tasks={tasks}), seed=1)\n")
+    found = migrate("xtuner", [str(file)], {})
+    assert (found.config["sampling"]["max_tokens"], found.config["max_prompt_tokens"]) == (1024, 512)
+    assert found.config["model"]["max_length"] == 1536
+    limits = [each for each in found.entries if each.key.endswith("max_tokens") and ".tasks." in each.key]
+    assert "the greatest of all tasks, 1024" in " ".join(each.note for each in limits)
+
+
 def test_verls_quoted_list_of_loggers_is_read():
     found = migrate("verl", ["trainer.logger='[console,wandb]'", "trainer.project_name=p"], {})
     assert not [entry for entry in found.entries if entry.status == "missing"]

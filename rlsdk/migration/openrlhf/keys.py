@@ -102,7 +102,10 @@ ROWS = table(
     part("critic.value_clip", "algorithm.value_clip", number, 0.5),
     same("actor.entropy_coef", "algorithm.entropy_coef", number, 0.001),
     same("actor.aux_loss_coef", "learner.router_loss_coef", number, 0.01),
-    missing("ptx_coef", "algorithm: mix trains on the tasks' demonstrations in addition to rollouts, and needs a column of them"),
+    unless("ptx_coef", (0, 0.0),
+        "there is no loss on further texts: train on them before, with algorithm: sft, or give the tasks a column of "
+        "demonstrations and set algorithm: mix, whose mu is the weight of their loss", 0.05),
+    ignored("pretrain_*", "see ptx_coef"),
     under("reward",
         part("normalize_enable", "algorithm.shaping", flag, True, "over the batch; OpenRLHF keeps a running mean"),
         part("clip_range", "algorithm.shaping", two, [-10, 10]),

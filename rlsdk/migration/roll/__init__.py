@@ -51,7 +51,10 @@ FRAMEWORK = Framework(
     others={
         "sft_train": "algorithm: sft",
         **dict.fromkeys(("student_pretrain", "teacher_pretrain"), "algorithm: opd"),
-        **dict.fromkeys(("chosen_key", "rejected_key"), "algorithm: dpo"),
+        **dict.fromkeys(
+            ("chosen_key", "rejected_key"),
+            "algorithm: dpo with rollouts: demonstrations, and rename the two columns to chosen and rejected",
+        ),
     },
     entries=("start_rlvr_pipeline", "start_agentic_pipeline", "start_onpolicy_distill_pipeline"),
 )

@@ -13,7 +13,7 @@ from rlsdk.migration.rules import KeyOutcome
 from rlsdk.migration.shared import engines, learner, tracking
 from rlsdk.migration.shared.choices import AGGREGATION, ATTENTION, DECAY_SHAPE, DTYPE, KL, SCHEDULE
 from rlsdk.migration.shared.engines import EVALUATION_NOTE
-from rlsdk.migration.shared.learner import LEARNER_NOTE
+from rlsdk.migration.shared.learner import FULLY_TRAINED_NOTE, LEARNER_NOTE
 from rlsdk.migration.shared.tracking import KEEP_ALL
 from rlsdk.migration.values import choice, count, flag, interval, number, text, texts, whole
 
@@ -92,6 +92,7 @@ ROWS = table(
             learner.lora_targets(f"{TRAIN}.model_args.lora_rank")),
         changed("ulysses_size", "learner.sequence_parallel", count, 1, "must divide placement.learners"),
         missing("freeze_module_prefix", "all parts of the model are trained; adapters leave the vision tower as it is"),
+        missing("additional_target", FULLY_TRAINED_NOTE),
         ignored("**", "the model's own config.json is read")),
     # Optimisation
     under(TRAIN,

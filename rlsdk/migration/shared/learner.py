@@ -21,6 +21,9 @@ OPTIMIZER_OPTIONS_NOTE = "options of an optimiser: learner.optimizer: {use: …}
 MUON_NOTE = "learner.optimizer=zoo/muon needs model.dtype=float32 and learner.zero_stage=0"
 ZOO = "from a plugin: pip install rlsdk-zoo"
 
+FULLY_TRAINED_NOTE = (
+    "an adapter trains no layers fully: leave these as they are, or remove learner.lora to train all weights"
+)
 OFFLOAD_OPTIMIZER = {"learner.offload": "optimizer"}
 OFFLOAD_ALL = {"learner.zero_stage": 3, "learner.offload": "all"}
 

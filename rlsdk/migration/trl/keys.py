@@ -6,7 +6,7 @@ from rlsdk.migration.rows import changed, ignored, missing, only_with, part, sam
 from rlsdk.migration.rules import KeyOutcome
 from rlsdk.migration.shared import engines, learner, tasks
 from rlsdk.migration.shared.choices import ATTENTION, DECAY_SHAPE, DTYPE, SCHEDULE
-from rlsdk.migration.shared.learner import OPTIMIZER_NOTE, OPTIMIZER_OPTIONS_NOTE, ZOO
+from rlsdk.migration.shared.learner import FULLY_TRAINED_NOTE, OPTIMIZER_NOTE, OPTIMIZER_OPTIONS_NOTE, ZOO
 from rlsdk.migration.trl import algorithm, model, rewards, run, sizes, tools, trainers
 from rlsdk.migration.trl.algorithm import LOSSES, VESPO
 from rlsdk.migration.trl.model import DEEPSPEED, ROUTER_LOSS
@@ -212,7 +212,7 @@ ROWS = table(
         missing("**", "learner.lora has rank, alpha, targets and sync")),
     changed("lora_dropout", "", number, 0.05, "", model.dropout),
     ignored("lora_task_type", "models are language models"),
-    missing("lora_modules_to_save", "only adapters are trained; without learner.lora, all weights are"),
+    missing("lora_modules_to_save", FULLY_TRAINED_NOTE),
     missing("lora_*", "learner.lora has rank, alpha, targets and sync"),
     part("use_rslora", "learner.lora.alpha", flag, True, "alpha is multiplied by the square root of rank, for the same scale"),
     unless("use_dora", (False,), "learner.lora trains plain adapters", True),

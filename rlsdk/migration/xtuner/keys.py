@@ -12,7 +12,7 @@ from rlsdk.migration.shared.learner import LEARNER_NOTE, OFFLOAD_ALL
 from rlsdk.migration.values import Choice, choice, count, flag, interval, number, numbers, text, texts, two, whole
 from rlsdk.migration.xtuner import algorithm, run, sizes
 from rlsdk.migration.xtuner.algorithm import ADVANTAGES
-from rlsdk.migration.xtuner.sizes import DATA, HELD_OUT, LOSS, PRODUCE, SAMPLE, TASK, WORKER
+from rlsdk.migration.xtuner.sizes import ANSWER_LIMIT, DATA, HELD_OUT, LOSS, PRODUCE, PROMPT_LIMIT, SAMPLE, TASK, WORKER
 
 _ENGINE = "the engine's default is kept; engine.args accepts vLLM's settings"
 _CLASS = "class name"
@@ -189,6 +189,8 @@ ROWS = table(
         ignored("*.task_name", "the name of its source"),
         part(f"*.{DATA}.dataset.anno_path", "tasks.train", text, "data/more.jsonl", "becomes a task source"),
         ignored(f"*.{DATA}.dataset.name", "the name of its source")),
+    changed(f"{TASK}.*.{PROMPT_LIMIT}", "max_prompt_tokens", count, 2048, "the greatest of all tasks applies to each", run.task_limit),
+    changed(f"{TASK}.*.{ANSWER_LIMIT}", "sampling.max_tokens", count, 1024, "the greatest of all tasks applies to each", run.task_limit),
     run.as_first(f"{TASK}.*.**"),
     ignored("agent_loop_manager_cfg.**", "rlsdk's scheduler needs no such setting"),
     under(HELD_OUT,

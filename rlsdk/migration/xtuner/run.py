@@ -11,7 +11,7 @@ from rlsdk.migration.rules import NOTES, Given, KeyOutcome, KeyRule
 from rlsdk.migration.shared.engines import layout, layout_apart
 from rlsdk.migration.shared.tasks import dataset, unshuffled
 from rlsdk.migration.values import flag, number
-from rlsdk.migration.xtuner.sizes import DATA, HELD_OUT, SAMPLE, TASK
+from rlsdk.migration.xtuner.sizes import ANSWER_LIMIT, DATA, HELD_OUT, PROMPT_LIMIT, TASK
 
 JUDGERS: Mapping[str, Mapping[str, Any]] = {
     "GSM8KJudgerConfig": {"use": "math", "strict": False},
@@ -101,11 +101,24 @@ def as_first(key: str) -> KeyRule:
     return KeyRule(key, "missing", (), "", 1, give=give)
 
 
+def _greatest(limit: str, given: Given) -> int:
+    return max(given.whole(f"{task}.{limit}", 2048) for task in _tasks(given, TASK))
+
+
+def task_limit(value: int, given: Given) -> KeyOutcome:
+    """Report a limit of tokens of a further task; `finish` takes the greatest one for all tasks."""
+    limit = re.sub(rf"^{re.escape(TASK)}\.\d+\.", "", given.key)
+    if value == given.whole(f"{TASK}.{limit}", 2048):
+        return KeyOutcome.ignored(f"as {TASK}.{limit}")
+    return KeyOutcome({}, f"the greatest of all tasks, {_greatest(limit, given)}, applies to each of them")
+
+
 def finish(given: Given) -> dict[str, Any]:
     explicit = given.whole("rollout_config.context_length", 0)
-    response = given.whole(f"{SAMPLE}.max_tokens", 2048)
-    length = explicit or response + given.whole(f"{TASK}.{DATA}.tokenize_fn.max_length", 2048)
-    found: dict[str, Any] = {"model.max_length": length}
+    response, prompts = _greatest(ANSWER_LIMIT, given), _greatest(PROMPT_LIMIT, given)
+    found: dict[str, Any] = {"model.max_length": explicit or response + prompts}
+    if len(_tasks(given, TASK)) > 1:
+        found |= {"sampling.max_tokens": response, "max_prompt_tokens": prompts}
     for where, to in ((TASK, "tasks.train"), (HELD_OUT, "tasks.eval")):
         sources = _sources(given, where) if to == "tasks.train" or given.read("enable_evaluate", flag, True) else []
         if sources:

@@ -10,9 +10,11 @@ from rlsdk.migration.shared.tracking import KEEP_ALL
 
 WORKER, LOSS = "train_worker_cfg", "train_worker_cfg.loss_cfg"
 TASK, HELD_OUT = "agent_loop_manager_cfg.tasks", "eval_agent_loop_manager_cfg.tasks"
+ANSWER_LIMIT = "agent_loop_config.sample_params.max_tokens"
 SAMPLE = f"{TASK}.agent_loop_config.sample_params"
 PRODUCE = f"{TASK}.produce_strategy_config"
 DATA = "sampler_config.dataloader_cfg.dataset_config_list.0"
+PROMPT_LIMIT = f"{DATA}.tokenize_fn.max_length"
 
 
 def warmup(value: float, given: Given) -> KeyOutcome:
