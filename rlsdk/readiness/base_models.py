@@ -93,7 +93,7 @@ def fingerprint(folder: Path) -> dict[str, str]:
         if part and path.is_file():
             size = path.stat().st_size
             hashes[part].update(f"{path.name} {size}\n".encode())
-            hashes[part].update(path.read_bytes() if part == "files" else _samples(path, size))
+            hashes[part].update(path.read_bytes() if part == "files" else samples(path, size))
     return {part: found.hexdigest() for part, found in hashes.items()}
 
 
@@ -104,7 +104,7 @@ def contents(folder: Path) -> dict[str, bytes]:
         name = path.relative_to(folder)
         if path.is_file() and not any(part.startswith(".") for part in name.parts):
             size = path.stat().st_size
-            found[str(name)] = hashlib.sha256(f"{size}\n".encode() + _samples(path, size)).digest()
+            found[str(name)] = hashlib.sha256(f"{size}\n".encode() + samples(path, size)).digest()
     return found
 
 
@@ -116,7 +116,7 @@ def _revision(name: str) -> dict[str, str]:
     return {"revision": commit} if commit else {}
 
 
-def _samples(path: Path, size: int) -> bytes:
+def samples(path: Path, size: int) -> bytes:
     """Return parts of a large file; a model that was trained further differs in nearly every one."""
     if size <= _SAMPLES * _SAMPLE:
         return path.read_bytes()

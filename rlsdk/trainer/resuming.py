@@ -24,6 +24,7 @@ from rlsdk.learners.checkpoint import find_other_settings, ranks_of
 from rlsdk.plugins import short_name
 from rlsdk.plurals import counted
 from rlsdk.readiness.base_models import changed_models
+from rlsdk.readiness.data_files import changed_data
 from rlsdk.runlog.folder import (
     finish_removal,
     is_foreign,
@@ -187,27 +188,30 @@ def prepare_folder(
 def _compare_checkpoint(
     plan: Plan, checkpoints: Checkpoints, step: int, *, allow_changes: bool
 ) -> tuple[list[str], list[str]]:
-    """Compare ranks, base models and plugin code with those at a checkpoint, before anything is changed or started.
+    """Compare ranks, base models, data files and plugin code with those at a checkpoint, before anything is changed.
 
     Args:
         plan: The plan.
         checkpoints: Checkpoints in the run's folder.
         step: Step of the checkpoint to resume from.
-        allow_changes: Accept other base models and code.
+        allow_changes: Accept other base models, data and code.
 
     Returns:
         The code that the plan replaces, and log lines on accepted changes.
 
     Raises:
-        ConfigError: The learner cannot load the checkpoint, or a base model has changed.
+        ConfigError: The learner cannot load the checkpoint, or a base model or a data file has changed.
         PluginError: The code of a plugin has changed.
     """
     _require_loadable(plan, step, checkpoints.path(step) / LEARNER)
     state = checkpoints.read(step)
-    models = changed_models(plan, state.get("models"))
-    if models and not allow_changes:
-        raise ConfigError([_model_refusal(plan, step, setting, what) for setting, what in models.items()])
-    notices = [f"{setting}: {what} differ from those at step {step}" for setting, what in models.items()]
+    models, data = changed_models(plan, state.get("models")), changed_data(plan, state.get("data"))
+    changed = {**models, **data}
+    if changed and not allow_changes:
+        paths = {setting: getattr(plan.config.model, setting.removeprefix("model.")) for setting in models}
+        refused = {**{setting: f"{what} in {paths[setting]}" for setting, what in models.items()}, **data}
+        raise ConfigError([_content_refusal(plan, step, setting, what) for setting, what in refused.items()])
+    notices = [f"{setting}: {what} differ from those at step {step}" for setting, what in changed.items()]
     replaced = replaced_code(plan, state["plugins"])
     return replaced, notices + check_code(plan, state["plugins"], replaced, allow_changes=allow_changes)
 
@@ -353,10 +357,9 @@ def _refusal(folder: Path, grave: Sequence[Difference], harmless: Sequence[Diffe
     return "\n".join([*lines, f"    {ways}"])
 
 
-def _model_refusal(plan: Plan, step: int, setting: str, what: str) -> str:
-    path = getattr(plan.config.model, setting.removeprefix("model."))
+def _content_refusal(plan: Plan, step: int, setting: str, what: str) -> str:
     return (
-        f"{setting}: {what} in {path} differ from those that the run in {plan.folder} had loaded at the checkpoint of "
+        f"{setting}: {what} differ from those that the run in {plan.folder} had loaded at the checkpoint of "
         f"step {step}; restore them, accept the change with --allow-changes (in Python: allow_changes=True), or start "
         "another run with name=…"
     )

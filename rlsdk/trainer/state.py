@@ -34,6 +34,7 @@ async def snapshot(trainer: Trainer) -> tuple[dict[str, Any], list[Entry]]:
         "counters": trainer.counters.state(),
         "plugins": trainer.plan.code,
         "models": trainer.base_models,
+        "data": trainer.data_files,
     }
     waiting = [waiting_entry(record, trainer.version) for record in found.waiting]
     return state, [*waiting, *(replayed_entry(used, trainer.version) for used in trainer.replay.held)]

@@ -28,6 +28,7 @@ from rlsdk.isolation.vitals import peak_memory
 from rlsdk.loops.signals import handled
 from rlsdk.plurals import counted
 from rlsdk.readiness.base_models import fingerprints
+from rlsdk.readiness.data_files import data_fingerprints
 from rlsdk.rollout.staleness import StalenessPolicy
 from rlsdk.rollout.step_batch import StepBatch, apply_filters, pack, produce
 from rlsdk.scoring.outcome import check_budget
@@ -83,6 +84,7 @@ class Trainer:
         replay: Groups that were trained on and may be trained on again.
         credit: Chain of shapings and the advantage estimator.
         base_models: Fingerprints of the models that the run loads.
+        data_files: Fingerprints of the local files of its tasks.
         timer: Seconds spent in each phase of the current step, or of the last one.
         closed: Rollout store entries of the last step's groups, each with its final status.
         interrupted: True once the run was asked to end after the current step.
@@ -142,7 +144,7 @@ class Trainer:
         self.interrupted = self.save_requested = False
         self._ended_early = False  # by an interrupt, which does not concern the next call of `train`
         self._store, self._resume_from = store, resume_from
-        self.base_models = fingerprints(plan)
+        self.base_models, self.data_files = fingerprints(plan), data_fingerprints(plan)
         self._updated = self._synced = self._restored = False
         self.updating = self.in_training = self.closed_down = False
         self._counters_before: tuple[Mapping[str, float], RolloutCounters]

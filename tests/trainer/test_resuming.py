@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from rlsdk.config import Plan, check
 from rlsdk.errors import CheckpointError, ConfigError, PluginError, RlsdkError
 from rlsdk.learners.checkpoint import write_manifest
 from rlsdk.readiness.base_models import fingerprints
+from rlsdk.readiness.data_files import data_fingerprints
 from rlsdk.runlog.store import DATABASE, Address, RolloutStore
 from rlsdk.trainer import Trainer
 from rlsdk.trainer.changes import HARMLESS, settings_of
@@ -63,7 +65,8 @@ class Run:
     def save(self, *changes: str, plugins: tuple[str, ...] = (), step: int = 4) -> None:
         """A checkpoint."""
         plan = self.plan(*changes, plugins=plugins)
-        state = {**{key: {} for key in SECTIONS}, "plugins": plan.code, "models": fingerprints(plan)}
+        marks = {"plugins": plan.code, "models": fingerprints(plan), "data": data_fingerprints(plan)}
+        state = {**{key: {} for key in SECTIONS}, **marks}
         Checkpoints(plan.folder, 2).save(step, state, lambda _: None)
 
     def resume(
@@ -463,6 +466,54 @@ def test_a_folder_of_the_same_name_elsewhere_has_changed_if_a_file_in_it_has(
         run.resume()
 
 
+ROW = '{"prompt": "1 + 1?", "answer": "2"}\n'
+
+
+@pytest.mark.parametrize(
+    ("tasks", "file"),
+    [
+        ({"use": "jsonl", "path": "data/train.jsonl"}, "train.jsonl"),
+        ({"use": "jsonl", "path": ["data/train.jsonl", "data/more.jsonl"]}, "more.jsonl"),
+        ({"use": "jsonl", "path": "data/*.jsonl"}, "more.jsonl"),
+        ({"use": "jsonl", "path": "data"}, "train.jsonl"),
+        ({"use": "hub", "name": "./data"}, "train.jsonl"),
+    ],
+)
+def test_data_that_was_edited_in_its_place_is_refused(
+    run: Run, tasks: dict[str, Any], file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run.folder)
+    Path("data").mkdir()
+    for name in ("train.jsonl", "more.jsonl"):
+        Path("data", name).write_text(ROW * 20_000)
+    run.common["tasks"] = {"train": tasks}
+    run.begin()
+    Path("data", file).touch()
+    Path("data", ".cache").touch()
+    assert run.resume() == Prepared(4)
+    Path("data", file).write_text(ROW * 9_999 + ROW.replace("2", "3") + ROW * 10_000)  # of the same size
+    setting = r"tasks\.train\.(path|name)"
+    with pytest.raises(ConfigError, match=rf"{setting}: the contents of .*data.* differ from those that the run in"):
+        run.resume()
+    (notice,) = run.resume(allow_changes=True).notices
+    assert re.match(rf"{setting}: the contents of .*data.* differ from those at step 4", notice)
+
+
+def test_what_is_added_to_annotated_runs_besides_annotations_is_no_data(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run.folder)
+    Path("annotated").mkdir()
+    Path("annotated", "annotations.jsonl").write_text("{}\n")
+    run.common["tasks"] = {"train": {"use": "annotations", "path": "annotated", "take": "pairs"}}
+    run.begin()
+    Path("annotated", "metrics.jsonl").write_text("{}\n")
+    assert run.resume() == Prepared(4)
+    Path("annotated", "annotations.jsonl").write_text("{}\n{}\n")
+    with pytest.raises(ConfigError, match=r"tasks\.train\.path: the contents of annotated differ from"):
+        run.resume()
+
+
 def test_what_killed_processes_had_written_aside_is_deleted_and_what_others_write_is_not(run: Run) -> None:
     run.begin()
     folder, dead = run.folder / "runs" / "trial", 2**22 + 1  # beyond the greatest id of a process
@@ -490,14 +541,20 @@ def test_a_checkpoint_without_fingerprints_is_resumed_without_a_comparison_of_th
     assert run.resume().step == 5
 
 
-def test_a_trainer_keeps_the_fingerprint_of_the_model_that_it_has_loaded(tmp_path: Path) -> None:
+def test_a_trainer_keeps_the_fingerprints_of_the_model_and_the_data_that_it_has_loaded(tmp_path: Path) -> None:
     shutil.copytree(MODEL, tmp_path / "model")
-    plan = make_plan(tmp_path, model={"path": str(tmp_path / "model"), "max_length": 64}, steps=1)
-    before = fingerprints(plan)
+    data = tmp_path / "train.jsonl"
+    data.write_text('{"prompt": "1 + 1?", "answer": "2"}\n')
+    how: dict[str, Any] = {"tasks": {"train": {"use": "jsonl", "path": str(data)}}, "reward": "exact_match"}
+    plan = make_plan(tmp_path, model={"path": str(tmp_path / "model"), "max_length": 64}, steps=1, **how)
+    before = fingerprints(plan), data_fingerprints(plan)
     trainer = Trainer(plan, rollouts=ScriptedRollouts(plan), learner=FakeLearner())
     (tmp_path / "model" / "config.json").write_text("{}")
+    data.write_text('{"prompt": "1 + 1?", "answer": "3"}\n')
     trainer.save()
-    assert trainer.checkpoints.read(0)["models"] == before != fingerprints(plan)
+    state = trainer.checkpoints.read(0)
+    assert state["models"] == before[0] != fingerprints(plan)
+    assert state["data"] == before[1] != data_fingerprints(plan) and list(before[1]) == ["tasks.train.path"]
 
 
 def test_a_new_plugin_needs_leave(run: Run) -> None:
