@@ -56,21 +56,22 @@ def rank_faults(plan: Plan) -> Iterator[tuple[str, str]]:
     models: list[tuple[ApartRole, Model]] = [("critic", plan.critic)] if plan.algorithm.critic else []
     models += [("reference", plan.reference)] if plan.needs_reference else []
     for role, model in models:
-        yield from _config_faults(plan, role, model)
-        yield from _vocabulary_faults(plan, role, model)
-        yield from _backbone_faults(plan, role, model)
+        if model.path != plan.model.path:
+            yield from _config_faults(role, model)
+            yield from _vocabulary_faults(plan, role, model)
+            yield from _backbone_faults(plan, role, model)
     if plan.algorithm.critic and plan.config.critic.dtype == "float16":
         yield "critic.dtype", NO_FLOAT16.replace("model.dtype", "critic.dtype")
     if plan.needs_reference:
         yield from _moving_faults(plan)
 
 
-def _config_faults(plan: Plan, role: str, model: Model) -> Iterator[tuple[str, str]]:
+def _config_faults(role: str, model: Model) -> Iterator[tuple[str, str]]:
     """Yield why the config of a critic or reference in a folder cannot be read; hub models are checked separately."""
     from rlsdk.learners.model import read_config
 
     folder = Path(os.path.expanduser(model.path))
-    if model.path == plan.model.path or not folder.is_dir():
+    if not folder.is_dir():
         return
     try:
         read_config(model, local_files_only=True)
@@ -84,8 +85,6 @@ def _config_faults(plan: Plan, role: str, model: Model) -> Iterator[tuple[str, s
 
 def _vocabulary_faults(plan: Plan, role: str, model: Model) -> Iterator[tuple[str, str]]:
     """Yield reasons why a model cannot read the policy's text; nothing if the model is not on this machine."""
-    if model.path == plan.model.path:
-        return
     from rlsdk.learners.model import read_config
 
     try:
@@ -106,7 +105,7 @@ def _backbone_faults(plan: Plan, role: ApartRole, model: Model) -> Iterator[tupl
     """Yield reasons why a critic or reference cannot run on the learner's rows; nothing if it is not available."""
     reference = plan.apart.get(role, plan.learner)
     learner = plan.plugins.resolve(reference)
-    if model.path == plan.model.path or not isinstance(learner, LearnerOptions):
+    if not isinstance(learner, LearnerOptions):
         return
     from rlsdk.learners.model_faults import backbone_faults
 

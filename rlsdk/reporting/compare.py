@@ -48,7 +48,7 @@ class SeedGroup:
             return None
         # Runs of one seed are repetitions: they say nothing about the spread between seeds.
         found = mean([float(np.mean(repeated)) for repeated in seeds.values()])
-        return {"mean": found.value, "low": found.low, "high": found.high, "seeds": len(seeds)}
+        return {**found.as_json(), "seeds": len(seeds)}
 
     def curve(self, metric: str) -> tuple[Series, tuple[Series, Series] | None]:
         """Return the mean over seeds at the steps they share, and minimum and maximum if there are several seeds."""

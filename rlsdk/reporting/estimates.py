@@ -25,6 +25,10 @@ class Estimate:
     low: float | None = None
     high: float | None = None
 
+    def as_json(self) -> dict[str, float | None]:
+        """Return a mean and its interval as plain values."""
+        return {"mean": self.value, "low": self.low, "high": self.high}
+
 
 def mean(values: Sequence[float]) -> Estimate:
     """Estimate a mean by Student's t; a single value has no interval."""

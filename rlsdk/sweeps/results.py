@@ -142,9 +142,7 @@ def as_json(folder: Path, metric: str, rows: Sequence[ResultRow], failures: Sequ
         "rows": [
             {
                 "settings": dict(row.group),
-                "mean": row.estimate.value if row.estimate else None,
-                "low": row.estimate.low if row.estimate else None,
-                "high": row.estimate.high if row.estimate else None,
+                **(estimate.as_json() if (estimate := row.estimate) else dict.fromkeys(("mean", "low", "high"))),
                 "values": {str(seed): value for seed, value in row.values.items()},
                 "runs": list(row.runs),
             }
