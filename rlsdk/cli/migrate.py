@@ -19,7 +19,7 @@ from rlsdk.cli.output import borderless, console
 from rlsdk.errors import ConfigError
 from rlsdk.migration import FRAMEWORKS, KeyReport, Migration
 from rlsdk.migration import migrate as convert
-from rlsdk.migration.convert import recognise
+from rlsdk.migration.recognition import recognise
 from rlsdk.migration.rules import Status
 from rlsdk.runlog.folder import replace_text
 

@@ -57,7 +57,7 @@ class SettingsCommand(click.Command):
                 hint = f"{error.message} The configuration is given without an option: {ctx.command_path} CONFIG.yaml"
                 raise click.NoSuchOption(error.option_name, hint, ctx=ctx) from None
             from rlsdk.config import Config  # only if something is wrong: some commands need no configuration
-            from rlsdk.migration.convert import hint as counterpart
+            from rlsdk.migration.recognition import hint as counterpart
 
             settings = {field.name for field in attrs.fields(Config)}
             known = "" if key.partition(".")[0] in settings else counterpart(key)

@@ -16,7 +16,7 @@ _UNKNOWN = re.compile(r"(?P<path>[\w.\[\]@-]+): (?P<says>unknown (?:key|option) 
 
 def explained(source: Source, tree: Mapping[str, Any], faults: Sequence[str]) -> list[str]:
     """Replace the faults of another trainer's configuration by one, or add the rlsdk names of its keys."""
-    from rlsdk.migration.convert import hint, recognise  # imported only if something is wrong
+    from rlsdk.migration.recognition import hint, recognise  # imported only if something is wrong
 
     table = None if isinstance(source, Config) else recognise(source)
     if table is not None:

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
-import yaml
 
 from rlsdk.errors import ConfigError
 from rlsdk.migration import python_files, shell
+from rlsdk.migration.hydra_yaml import parse_value, parse_yaml
 from rlsdk.migration.python_files import PythonConfig
+from rlsdk.migration.references import ReferenceResolver, restored
 from rlsdk.migration.rules import Framework, Given, KeyRule
 from rlsdk.migration.values import text, texts
 
 LARGEST = 1_000_000
 """Maximum bytes of a file; configurations have a hundredth of that."""
-LONGEST = 10_000
-"""Maximum characters of a text in which references are resolved: nested references could make it endless."""
-MOST = 20_000
-"""Maximum values in a configuration: nested anchors could make a file hold any number."""
 _DEEPEST = 5
 """Maximum depth of files that name files."""
 _LAUNCHERS = ("python", "python3", "accelerate", "torchrun", "deepspeed")
@@ -71,7 +67,7 @@ def read(framework: Framework, arguments: Sequence[str], environ: Mapping[str, s
         text = read_text(path)
         kind = _kind(path, text)
         if kind == "yaml":
-            tree, notes = _with_defaults(_yaml(text, str(path)), path.parent)
+            tree, notes = _with_defaults(parse_yaml(text, str(path)), path.parent)
         elif kind == "python":
             flags = _from_words(framework, arguments[1:], Path(), environ)[0]
             known = dict(flattened(flags)) if flags else None
@@ -112,8 +108,8 @@ def read(framework: Framework, arguments: Sequence[str], environ: Mapping[str, s
         )
     if not tree:
         raise ConfigError([f"{first}: no keys of a {framework.title} configuration were found in it"])
-    resolver = _ReferenceResolver(tree, environ)
-    resolved = _restored(resolver.walk(tree, ()))
+    resolver = ReferenceResolver(tree, environ)
+    resolved = restored(resolver.walk(tree, ()))
     notes = (*notes, *dict.fromkeys(resolver.notes))
     return ForeignConfig(resolved, notes, command, environ, frozenset(resolver.referred))
 
@@ -208,32 +204,6 @@ def _kind(path: Path, content: str) -> str:
     return "shell" if content.startswith("#!") or re.search(r"^\s*(python3?|torchrun|trl) ", content, re.M) else "yaml"
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML loader that reads 1e-6 as a number, as Hydra does."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+"), list("-+0123456789")
-)
-
-
-def _yaml(content: str, name: str) -> dict[str, Any]:
-    try:
-        found = yaml.load(content, _Loader)
-        size = _size(found)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        reason = (
-            "its values are too deeply nested" if isinstance(error, RecursionError) else " ".join(str(error).split())
-        )
-        raise ConfigError([f"{name} is not valid YAML: {reason}"]) from error
-    if size > MOST:
-        raise ConfigError([f"{name} holds more than {MOST:,} values, which no configuration does"])
-    if not isinstance(found, dict):
-        held = "is empty" if found is None else f"holds a value of type {type(found).__name__}"
-        raise ConfigError([f"{name} {held}; expected a mapping at the top level"])
-    return {str(key): value for key, value in found.items()}
-
-
 def _with_defaults(tree: dict[str, Any], folder: Path, depth: int = 0) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Merge the files that Hydra's list `defaults` names by a path under a configuration; note those not found."""
     listed = tree.get("defaults")
@@ -251,7 +221,7 @@ def _with_defaults(tree: dict[str, Any], folder: Path, depth: int = 0) -> tuple[
         if place.is_file() and depth < _DEEPEST:
             content = read_text(place)
             empty = all(not line.strip() or line.lstrip().startswith("#") for line in content.splitlines())
-            found = {} if empty else _yaml(content, str(place))
+            found = {} if empty else parse_yaml(content, str(place))
             under, more = _with_defaults(found, place.parent, depth + 1)
             under.pop("defaults", None)
             merged = _merged(merged, under if package in ("", "_here_", "_global_") else nested({package: under}))
@@ -267,21 +237,8 @@ def _with_files(tree: dict[str, Any], files: Mapping[str, str], folder: Path) ->
     for key, section in files.items():
         above = [Path(), folder, *folder.resolve().parents] if isinstance(flat.get(key), str) and flat[key] else []
         if place := next((each / flat[key] for each in above if (each / flat[key]).is_file()), None):
-            tree = _merged(nested({section: _yaml(read_text(place), str(place))}), tree)
+            tree = _merged(nested({section: parse_yaml(read_text(place), str(place))}), tree)
     return tree
-
-
-def _size(value: Any, seen: int = 0, depth: int = 0) -> int:
-    """Count values, those of anchors each time they are used; counting ends above the limit."""
-    if depth > 100:
-        raise RecursionError
-    if isinstance(value, Mapping | list):
-        for below in value.values() if isinstance(value, Mapping) else value:
-            seen = _size(below, seen, depth + 1)
-            if seen > MOST:
-                break
-        return seen
-    return seen + 1
 
 
 def _from_script(
@@ -331,11 +288,13 @@ def _from_words(
                 values.append(words[position])
                 position += 1
             key = flag[1] if "." in flag[1] else flag[1].replace("-", "_")
-            flat[key] = True if not values else _value(values[0]) if len(values) == 1 else [*map(_value, values)]
+            flat[key] = (
+                True if not values else parse_value(values[0]) if len(values) == 1 else [*map(parse_value, values)]
+            )
         elif override and override[1] == "~":
             flat.pop(override[2], None)
         elif override and override[3] is not None:
-            flat[override[2].replace("/", ".")] = _value(override[3])
+            flat[override[2].replace("/", ".")] = parse_value(override[3])
     file = next((flat.pop(name) for name in ("config", "config_file") if isinstance(flat.get(name), str)), None)
     if file is None:
         below, name = flat.pop("config_path", None), flat.pop("config_name", None)
@@ -347,7 +306,7 @@ def _from_words(
         if place is None:
             notes.append(f"the file {file} in the command was not found: give that file and the overrides")
         else:
-            under, more = _with_defaults(_yaml(read_text(place), str(place)), place.parent)
+            under, more = _with_defaults(parse_yaml(read_text(place), str(place)), place.parent)
             notes += more
     tree = _merged(under, nested(flat))
     script = next((word for word in launched[: len(launched) - len(words)] if word.endswith(".py")), "")
@@ -396,14 +355,14 @@ def _launcher(words: Sequence[str], folder: Path, notes: list[str]) -> dict[str,
         if place is None:
             notes.append(f"accelerate's file {flags['config_file']} was not found: add num_processes=N for N processes")
         else:
-            accelerate = _yaml(read_text(place), str(place))
+            accelerate = parse_yaml(read_text(place), str(place))
             found = {"num_processes": accelerate["num_processes"]} if "num_processes" in accelerate else {}
             sharding = accelerate.get("deepspeed_config")
             if isinstance(sharding, dict) and "zero_stage" in sharding:
                 found["deepspeed_config.zero_stage"] = sharding["zero_stage"]
     if count := flags.get("num_processes") or flags.get("nproc_per_node") or flags.get("num_gpus"):
-        nodes = _value(flags.get("nnodes", "1")) if "num_processes" not in flags else 1
-        each = _value(count)
+        nodes = parse_value(flags.get("nnodes", "1")) if "num_processes" not in flags else 1
+        each = parse_value(count)
         found["num_processes"] = each * nodes if isinstance(each, int) and isinstance(nodes, int) else each
     return found
 
@@ -419,108 +378,9 @@ def _after_entry(framework: Framework, words: Sequence[str]) -> list[str]:
     return list(words[max(module, script) :])
 
 
-def _value(written: str) -> Any:
-    """Parse a value as Hydra does: as YAML if possible."""
-    written = written.strip()
-    if "${" in written and not written.startswith(("[", "{")):
-        return written
-    try:
-        found = yaml.load(written, _Loader)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        return written
-    if isinstance(found, dict) and all(value is None for value in found.values()) and found:
-        return written  # a placeholder such as {token}
-    return found if isinstance(found, bool | int | float | list | dict) or found is None else written
-
-
 def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(under)
     for key, value in over.items():
         below = merged.get(key)
         merged[key] = _merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
     return merged
-
-
-_INNER = re.compile(r"\$\{([^${}]*)\}")
-
-
-@attrs.define
-class _ReferenceResolver:
-    """Fills in references `${key}` in a configuration.
-
-    Attributes:
-        tree: Configuration that references are looked up in.
-        environ: Environment variables; those that hold numbers or flags are filled in, others keep their names.
-        notes: References that could not be resolved.
-        referred: Top-level keys that references name.
-    """
-
-    tree: Mapping[str, Any]
-    environ: Mapping[str, str]
-    notes: list[str] = attrs.field(factory=list)
-    referred: set[str] = attrs.field(factory=set)
-
-    def walk(self, value: Any, below: Sequence[str], inside: frozenset[str] = frozenset()) -> Any:
-        """Return a value with its references filled in; `inside`: the references that are being resolved."""
-        if isinstance(value, Mapping):
-            return {key: self.walk(each, (*below, str(key)), inside) for key, each in value.items()}
-        if isinstance(value, list):
-            return [self.walk(each, (*below, str(index)), inside) for index, each in enumerate(value)]
-        while isinstance(value, str) and len(value) < LONGEST and (match := _INNER.search(value)):
-            try:
-                found = self._value_of(match[1], below, inside)
-            except KeyError:
-                if inside:
-                    raise
-                self.notes.append(f"{'.'.join(below)}: {match[0]} cannot be resolved and is kept unchanged")
-                found = f"\ue001{match[1]}\ue002"
-            if match[0] == value:
-                value = found
-            else:
-                text = found if isinstance(found, str) else json.dumps(found, default=str)
-                value = value[: match.start()] + text + value[match.end() :]
-        return value
-
-    def _value_of(self, expression: str, below: Sequence[str], inside: frozenset[str]) -> Any:
-        """Return what `${expression}` stands for; for a variable with text, rlsdk's own reference to it."""
-        kind, _, argument = expression.partition(":")
-        name, comma, fallback = argument.partition(",")
-        if kind.strip() in ("oc.env", "env") and argument:
-            read = _value(self.environ.get(name.strip(), fallback))
-            if isinstance(read, bool | int | float):
-                return read
-            return f"\ue001oc.env:{name.strip()}{',' + fallback.strip() if comma else ''}\ue002"
-        if kind.strip() == "oc.select" and argument:
-            try:
-                return self._referred(name.strip(), below, inside)
-            except KeyError:
-                return _value(fallback) if comma else None
-        if argument:
-            raise KeyError(expression)
-        return self._referred(expression.strip(), below, inside)
-
-    def _referred(self, path: str, below: Sequence[str], inside: frozenset[str]) -> Any:
-        """Return the value at a path; leading dots make it relative to the section `below`."""
-        if path in inside or len(inside) > 20:
-            raise KeyError(path)  # it refers to itself
-        up = len(path) - len(path.lstrip("."))
-        node: Any = self.tree
-        for part in [*(below[: len(below) - up] if up else []), *path.strip(".").split(".")]:
-            if isinstance(node, Mapping) and part in node:
-                node = node[part]
-            elif isinstance(node, list) and part.isdigit() and int(part) < len(node):
-                node = node[int(part)]
-            else:
-                raise KeyError(path)
-        if not up:
-            self.referred.add(path.partition(".")[0])
-        return self.walk(node, below, inside | {path})
-
-
-def _restored(value: Any) -> Any:
-    """Turn the placeholders of unresolved references back into `${...}`."""
-    if isinstance(value, Mapping):
-        return {key: _restored(below) for key, below in value.items()}
-    if isinstance(value, list):
-        return [_restored(below) for below in value]
-    return value.replace("\ue001", "${").replace("\ue002", "}") if isinstance(value, str) else value

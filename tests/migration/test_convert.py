@@ -12,7 +12,7 @@ from rlsdk.cli import root
 from rlsdk.config import check
 from rlsdk.errors import ConfigError
 from rlsdk.migration import FRAMEWORKS, framework
-from rlsdk.migration.convert import aliases, hint, recognise
+from rlsdk.migration.recognition import aliases, hint, recognise
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted(p for p in (ROOT / "examples").rglob("*.yaml") if "cluster" not in p.parts)

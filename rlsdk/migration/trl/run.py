@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlsdk.migration.python_files import LOADERS
+from rlsdk.migration.python_values import LOADERS
 from rlsdk.migration.rules import NOTES, Given, KeyOutcome
 from rlsdk.migration.shared.tasks import dataset, template_variables, unshuffled
 from rlsdk.migration.shared.tracking import TRACKERS, trackers

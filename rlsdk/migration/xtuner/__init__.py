@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlsdk.migration.python_files import KIND
+from rlsdk.migration.python_values import KIND
 from rlsdk.migration.rules import Framework
 from rlsdk.migration.xtuner.keys import ROWS
 from rlsdk.migration.xtuner.run import finish

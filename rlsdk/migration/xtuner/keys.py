@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlsdk.migration.python_files import KIND
+from rlsdk.migration.python_values import KIND
 from rlsdk.migration.rows import changed, ignored, missing, part, same, switched, table, under, unless
 from rlsdk.migration.rules import KeyOutcome
 from rlsdk.migration.shared import engines, learner, tracking

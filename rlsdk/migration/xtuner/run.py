@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from rlsdk.migration.python_files import KIND
+from rlsdk.migration.python_values import KIND
 from rlsdk.migration.rules import NOTES, Given, KeyOutcome, KeyRule
 from rlsdk.migration.shared.engines import layout, layout_apart
 from rlsdk.migration.shared.tasks import dataset, unshuffled
