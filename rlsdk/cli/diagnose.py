@@ -11,7 +11,7 @@ import attrs
 import click
 
 from rlsdk.cli.parameters import RunPath
-from rlsdk.errors import ArgumentError
+from rlsdk.errors import ArgumentError, visible
 from rlsdk.plurals import counted
 
 if TYPE_CHECKING:
@@ -44,9 +44,10 @@ def diagnose(run: str, rules: Sequence[str], plugins: Sequence[str], as_json: bo
     from rlsdk.contracts import History
     from rlsdk.runlog.alerts import chosen_rules, unjudged
     from rlsdk.runlog.alerts import diagnose as diagnosed
-    from rlsdk.runlog.files import read_yaml
+    from rlsdk.runlog.files import read_json, read_yaml
     from rlsdk.runlog.folder import why_no_run
     from rlsdk.runlog.metrics import METRICS, read_metrics
+    from rlsdk.runlog.report import SUMMARY
 
     with local_copy(run, checkpoint=False) as folder:
         if not (folder / METRICS).is_file():
@@ -58,8 +59,12 @@ def diagnose(run: str, rules: Sequence[str], plugins: Sequence[str], as_json: bo
             click.echo(f"rlsdk: {run}/config.yaml is empty or damaged: diagnoses run with their defaults", err=True)
         chosen = chosen_rules(kept, rules, plugins)
         found = diagnosed(lines, chosen)
+        summary = read_json(folder / SUMMARY)
     history = History.of(lines)
     short = unjudged(history, chosen)
+    if isinstance(summary, dict) and summary.get("status") == "failed":
+        error = visible(str(summary.get("error")), keep="\n")
+        click.echo(f"The run failed: {error}", err=as_json)
     if as_json:
         click.echo(json.dumps([attrs.asdict(alert) for alert in found], indent=2))
     else:

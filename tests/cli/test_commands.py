@@ -397,6 +397,16 @@ def test_diagnose_says_what_a_short_run_shows_and_what_it_cannot_judge(tmp_path)
     assert (json.loads(ended.stdout), "dead_groups (5 of 10)" in ended.stderr) == ([], True)
 
 
+def test_diagnose_says_why_a_run_failed(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.1}\n')
+    (tmp_path / "summary.json").write_text('{"status": "failed", "error": "step 2: KeyError: \\u001b[2J"}')
+    assert "The run failed: step 2: KeyError: \\x1b[2J\nNothing found" in run("diagnose", str(tmp_path)).stdout
+    ended = run("diagnose", str(tmp_path), "--json")
+    assert (json.loads(ended.stdout), "The run failed: step 2" in ended.stderr) == ([], True)
+    (tmp_path / "summary.json").write_text('{"status": "finished"}')
+    assert "failed" not in run("diagnose", str(tmp_path)).stdout
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_a_full_disk_is_named_without_a_traceback():
     with open("/dev/full", "w") as full:
