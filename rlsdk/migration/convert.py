@@ -15,9 +15,9 @@ import attrs
 from rlsdk.errors import ConfigError
 from rlsdk.migration.python_options import Unread
 from rlsdk.migration.reading import ForeignConfig, given, read
+from rlsdk.migration.references import from_environment
 from rlsdk.migration.rules import NOTES, Framework, Given, KeyRule, Status
 from rlsdk.migration.shared.tasks import UNREAD
-from rlsdk.migration.shell import from_environment
 from rlsdk.migration.values import UnfitError
 from rlsdk.options import nearest
 

@@ -21,7 +21,7 @@ from rlsdk.migration.python_options import (
     OptionParser,
     Unread,
 )
-from rlsdk.migration.shell import from_environment
+from rlsdk.migration.references import from_environment
 
 _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,

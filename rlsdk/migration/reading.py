@@ -13,7 +13,7 @@ from rlsdk.errors import ConfigError
 from rlsdk.migration import python_files, shell
 from rlsdk.migration.hydra_yaml import parse_value, parse_yaml
 from rlsdk.migration.python_files import PythonConfig
-from rlsdk.migration.references import ReferenceResolver, restored
+from rlsdk.migration.references import ReferenceResolver, from_environment, restored
 from rlsdk.migration.rules import Framework, Given, KeyRule
 from rlsdk.migration.values import text, texts
 
@@ -90,7 +90,7 @@ def read(framework: Framework, arguments: Sequence[str], environ: Mapping[str, s
         tree = _with_files(tree, framework.files, Path())
     else:
         raise ConfigError([f"{first}: there is no such file (working folder: {Path.cwd().name}/)"])
-    command = shell.from_environment(command, environ)
+    command = from_environment(command, environ)
     if other := next(
         (
             part
@@ -124,7 +124,7 @@ def given(source: ForeignConfig, framework: Framework) -> Given:
         written |= {current: key} if current != key else {}
     for key, value in flat.items():
         if isinstance(value, str) and "${oc.env:" in value and _is_setting(framework.row(key)):
-            flat[key] = shell.from_environment(value, source.environ) or value
+            flat[key] = from_environment(value, source.environ) or value
     variant = next((defaults for name, defaults in framework.variants.items() if name in source.command), {})
     return Given(flat, source.tree, {**framework.defaults, **variant}, written)
 

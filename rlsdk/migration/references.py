@@ -13,6 +13,8 @@ from rlsdk.migration.hydra_yaml import parse_value
 
 LONGEST = 10_000
 """Maximum characters of a text in which references are resolved: nested references could make it endless."""
+ENVIRONMENT = re.compile(r"\$\{oc\.env:(\w+)(?:,\s*(['\"]?)([^{}]*?)\2\s*)?\}")
+"""A reference to an environment variable, perhaps with a fallback."""
 _INNER = re.compile(r"\$\{([^${}]*)\}")
 
 
@@ -96,3 +98,13 @@ def restored(value: Any) -> Any:
     if isinstance(value, list):
         return [restored(below) for below in value]
     return value.replace("\ue001", "${").replace("\ue002", "}") if isinstance(value, str) else value
+
+
+def from_environment(text: str, environ: Mapping[str, str]) -> str:
+    """Fill in references to environment variables, or their fallbacks; those without either are kept."""
+    for _ in range(10):
+        filled = ENVIRONMENT.sub(lambda match: environ.get(match[1], match[0] if match[3] is None else match[3]), text)
+        if filled == text:
+            break
+        text = filled
+    return text

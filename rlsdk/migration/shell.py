@@ -2,49 +2,28 @@
 
 from __future__ import annotations
 
-import ast
-import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import translate
 from posixpath import basename, dirname, normpath
 
 import attrs
 
+from rlsdk.migration.references import ENVIRONMENT, from_environment
+from rlsdk.migration.shell_arithmetic import computed
 from rlsdk.migration.shell_conditions import Branches, truth
 from rlsdk.migration.shell_words import ENDS, LITERAL, QUOTED, closing, split
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9]")
 _PARAMETER = re.compile(r"(\w+)(?:\[[@*0]\])?(:?[-=?+]|,,|\^\^|##?|%%?)?(.*)", re.DOTALL)
-_ENVIRONMENT = re.compile(r"\$\{oc\.env:(\w+)(?:,\s*(['\"]?)([^{}]*?)\2\s*)?\}")
 _PLAIN = re.compile(r"[\w./@ -]*")
 _PLAIN_REFERENCE = re.compile(r"\$\{oc\.env:\w+(,[\w./@ -]*)?\}")
 _CHOICE_OF_NPU = re.compile(r"&&\s*echo\s+npu\s*\|\|\s*echo\s+(\w+)\s*")
-_WORDS_BEFORE = {
-    "export",
-    "declare",
-    "local",
-    "readonly",
-    "set",
-    "unset",
-    "then",
-    "else",
-    "do",
-    "exec",
-    "nohup",
-    "time",
-    "env",
-}
+_WORDS_BEFORE = frozenset(
+    ["export", "declare", "local", "readonly", "set", "unset", "then", "else", "do", "exec", "nohup", "time", "env"]
+)
 _OPENS, _CLOSES = {"for", "while", "until"}, {"done"}
-_OPERATORS: Mapping[type[ast.AST], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: lambda left, right: abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1),
-    ast.Mod: lambda left, right: abs(left) % abs(right) * (-1 if left < 0 else 1),
-}
-_LARGEST = 10**15
 _LONGEST = 200
 """Maximum words of a condition."""
 
@@ -331,7 +310,7 @@ def _parameter(inner: str, scope: _Scope) -> str:
         found = _reference(name, fallback) if held is None else " ".join(held)
         if ":" in operation and not found:
             found = fallback
-        elif ":" in operation and (empty := _ENVIRONMENT.fullmatch(found)) and empty[3] == "":
+        elif ":" in operation and (empty := ENVIRONMENT.fullmatch(found)) and empty[3] == "":
             found = _reference(empty[1], fallback)
         if "=" in operation:
             scope.values[name] = [found]
@@ -396,37 +375,12 @@ def _substituted(inner: str, scope: _Scope) -> str:
 def _arithmetic(expression: str, scope: _Scope) -> int | None:
     """Return the value of integer arithmetic; None if a part of it is unknown."""
 
-    def value(node: ast.expr) -> int:
-        if isinstance(node, ast.Constant) and type(node.value) is int:
-            found = node.value
-        elif isinstance(node, ast.Name):
-            scope.used.add(node.id)
-            held = " ".join(scope.values.get(node.id, [scope.environ.get(node.id, "")]))
-            found = int(from_environment(held, scope.environ))
-        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            found = -value(node.operand)
-        elif isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-            found = _OPERATORS[type(node.op)](value(node.left), value(node.right))
-        else:
-            raise ValueError(expression)
-        if abs(found) > _LARGEST:
-            raise ValueError(expression)
-        return found
+    def value_of(name: str) -> int:
+        scope.used.add(name)
+        held = " ".join(scope.values.get(name, [scope.environ.get(name, "")]))
+        return int(from_environment(held, scope.environ))
 
-    try:
-        return value(ast.parse(from_environment(expression, scope.environ).strip(), mode="eval").body)
-    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
-        return None
-
-
-def from_environment(text: str, environ: Mapping[str, str]) -> str:
-    """Fill in references to environment variables, or their fallbacks; those without either are kept."""
-    for _ in range(10):
-        filled = _ENVIRONMENT.sub(lambda match: environ.get(match[1], match[0] if match[3] is None else match[3]), text)
-        if filled == text:
-            break
-        text = filled
-    return text
+    return computed(from_environment(expression, scope.environ), value_of)
 
 
 def _unquoted(text: str) -> str:

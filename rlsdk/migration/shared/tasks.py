@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
+from rlsdk.migration.references import from_environment
 from rlsdk.migration.rules import NOTES, Given, KeyOutcome
-from rlsdk.migration.shell import from_environment
 from rlsdk.migration.values import UnfitError, text, texts
 
 KNOWN_TASKS = (

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rlsdk.migration.references import from_environment
 from rlsdk.migration.rules import Given, KeyOutcome, KeyRule
 from rlsdk.migration.shared.algorithm import kl_penalty, overlong
 from rlsdk.migration.shared.choices import KL
 from rlsdk.migration.shared.learner import ZOO
-from rlsdk.migration.shell import from_environment
 from rlsdk.migration.values import Choice, flag, number, numbers, text, texts
 from rlsdk.migration.verl.sizes import ACTOR
 

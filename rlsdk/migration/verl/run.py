@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from rlsdk.migration.references import from_environment
 from rlsdk.migration.rules import Given, KeyOutcome
 from rlsdk.migration.shared.choices import DTYPE
 from rlsdk.migration.shared.engines import layout, layout_apart
 from rlsdk.migration.shared.tasks import dataset, function, likely_reward, template_variables, unshuffled
-from rlsdk.migration.shell import from_environment
 from rlsdk.migration.values import flag, text, texts
 from rlsdk.migration.verl.algorithm import distillation, distills, reward_parts
 from rlsdk.migration.verl.sizes import ACTOR, ROLLOUT, asynchronous, context_length, learner_gpus, trainer_mode

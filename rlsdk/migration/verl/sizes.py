@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rlsdk.migration.references import from_environment
 from rlsdk.migration.rows import changed
 from rlsdk.migration.rules import Given, KeyOutcome
 from rlsdk.migration.shared.choices import SCHEDULE
@@ -15,7 +16,6 @@ from rlsdk.migration.shared.learner import (
     optimizer_of,
     share_of_steps,
 )
-from rlsdk.migration.shell import from_environment
 from rlsdk.migration.values import count, flag, interval, number, whole
 
 ROLLOUT = "actor_rollout_ref.rollout"
