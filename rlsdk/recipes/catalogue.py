@@ -209,8 +209,10 @@ def commands(recipe: Recipe, out: Path, settings: Sequence[str] = (), *, quick: 
         for key, origin in (("model.path", stage.start), ("model.reference", stage.reference)):
             if origin is not None:
                 given.append(f"{key}={_model(recipe, origin, out, quick=quick)}")
-        given += QUICK if quick else ()
-        given += settings if stage is recipe.stages[-1] else ()
+        own_settings = settings if stage is recipe.stages[-1] else ()
+        replaced = {each.partition("=")[0] for each in own_settings}  # such as a whole section `eval`
+        given += [each for each in QUICK if quick and each.partition(".")[0] not in replaced]
+        given += own_settings
         arguments = ("train", str(recipe.folder / stage.config), *given)
         steps.append(RecipeStep(stage.name, arguments, out / stage.name / "summary.json"))
     return steps

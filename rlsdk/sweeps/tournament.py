@@ -111,7 +111,8 @@ def tournament_of(
         plan = plans[run.name]
         if not plan.sampled and (workflow := plan.config.workflow) is not None:
             evaluated = json.dumps({"use": workflow.name, **workflow.options})
-            settings_of_run = (*run.settings, "workflow=null", f"eval.workflow={evaluated}")
+            kept = [each for each in run.settings if re.match(r"workflow\b", each) is None]
+            settings_of_run = (*kept, "workflow=null", f"eval.workflow={evaluated}")
             changed[run.name] = attrs.evolve(run, settings=settings_of_run)
     return [changed.get(run.name, run) for run in runs], plans | check_all([*changed.values()])
 

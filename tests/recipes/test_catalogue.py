@@ -267,6 +267,12 @@ def test_the_band():
     assert catalogue.verdict(expected, [])[0] is False
 
 
+def test_a_quick_run_leaves_out_what_a_setting_of_a_whole_section_replaces(tmp_path):
+    *_, last = catalogue.commands(catalogue.read("arithmetic"), tmp_path, ("eval={every: 1}",), quick=True)
+    assert "eval.limit=8" not in last.arguments
+    assert {"steps=2", "checkpoint.every=0", "eval={every: 1}"} <= set(last.arguments)
+
+
 @pytest.mark.stack
 @pytest.mark.slow
 @pytest.mark.timeout(900)

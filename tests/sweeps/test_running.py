@@ -375,6 +375,13 @@ def test_what_imitates_demonstrations_is_evaluated_by_the_workflow_of_each_task(
     assert found["sft", "dialogue"].eval_workflow.options == {"turns": 2, "feedback": ":"}
 
 
+def test_settings_of_the_workflow_reach_the_evaluation_of_what_imitates_demonstrations() -> None:
+    tasks = {"dialogue": tournament.suite_tasks("nano")["dialogue"]}
+    settings = ("workflow.turns=3",)
+    runs, plans = tournament.tournament_of(["sft"], tasks, Path("t"), settings=settings, seeds=1)
+    assert plans[runs[0].name].eval_workflow.options["turns"] == 3
+
+
 def test_without_the_repository_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="unknown suite 'nan'; available: nano"):
         tournament.suite_tasks("nan")
