@@ -84,6 +84,12 @@ def texts(value: Any) -> list[str]:
     return [str(each) for each in value if each != ""]
 
 
+def listed(value: Any) -> list[str]:
+    """Read a list of texts, or one text with commas."""
+    given = texts(value if isinstance(value, list | tuple) else str(value))
+    return [each.strip(" '\"") for text in given for each in text.split(",") if each.strip(" '\"")]
+
+
 def numbers(value: Any) -> list[float]:
     """Read a list of numbers."""
     return [number(each) for each in texts(value)]

@@ -15,7 +15,7 @@ from rlsdk.migration.shared.choices import AGGREGATION, ATTENTION, DECAY_SHAPE, 
 from rlsdk.migration.shared.engines import EVALUATION_NOTE
 from rlsdk.migration.shared.learner import FULLY_TRAINED_NOTE, LEARNER_NOTE
 from rlsdk.migration.shared.tracking import KEEP_ALL
-from rlsdk.migration.values import choice, count, flag, interval, number, text, texts, whole
+from rlsdk.migration.values import choice, count, flag, interval, listed, number, text, texts, whole
 
 _GRID_NOTE = "an option of the environment, under the same name (pip install rlsdk-gridworlds)"
 _VARIABLE_NOTE = "for the run's actors; workflows and rewards have the environment of rlsdk train"
@@ -75,7 +75,9 @@ ROWS = table(
         lambda v, given: {} if given.get("sequence_length") else {"model.max_length": sizes.context_length(given)}),
     ignored("val_prompt_length", "evaluations drop no prompt"),
     changed("val_sequence_length", "eval.max_tokens model.max_length", count, 4096,
-        "less val_prompt_length: rlsdk limits the answers, not the whole sequences", sizes.validated_length),
+        "less val_prompt_length: rlsdk limits the answers, not the whole sequences",
+        lambda v, given: {} if not sizes.agentic(given) and sizes.evaluated_length(given)
+        else KeyOutcome.ignored("as in training")),
     same("ppo_epochs", "passes", count, 1),
     # Model
     same("pretrain", "model.path", text, "Qwen/Qwen2.5-0.5B"),
@@ -88,7 +90,7 @@ ROWS = table(
             lambda v, given: {"learner.gradient_checkpointing": not v}),
         same("lora_rank", "learner.lora.rank", whole, 16, run.lora),
         part("lora_alpha", "learner.lora.alpha", number, 32),
-        same("lora_target", "learner.lora.targets", run.separated, "o_proj,q_proj",
+        same("lora_target", "learner.lora.targets", listed, "o_proj,q_proj",
             learner.lora_targets(f"{TRAIN}.model_args.lora_rank")),
         changed("ulysses_size", "learner.sequence_parallel", count, 1, "must divide placement.learners"),
         missing("freeze_module_prefix", "all parts of the model are trained; adapters leave the vision tower as it is"),

@@ -30,11 +30,6 @@ from rlsdk.migration.values import UnfitError, number, text, texts
 ZERO = {"deepspeed_zero": 1, "deepspeed_zero2": 2, "deepspeed_zero3": 3, "deepspeed_zero3_cpuoffload": 3}
 
 
-def separated(value: Any) -> list[str]:
-    """Read names separated by commas."""
-    return [name.strip() for each in texts(value) for name in each.split(",")]
-
-
 def strategy(role: str) -> tuple[KeyRule, ...]:
     key = f"{role}.strategy_args.strategy_name"
     if role == INFER:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from rlsdk.migration.rules import Given, KeyOutcome
@@ -107,10 +106,6 @@ def evaluated_length(given: Given) -> int:
     whole_length = given.whole("val_sequence_length", 0)
     answers = whole_length - given.whole("val_prompt_length", given.whole("prompt_length", 1024))
     return answers if whole_length and answers > 0 and answers != answer_length(given) else 0
-
-
-def validated_length(_: int, given: Given) -> Mapping[str, Any] | KeyOutcome:
-    return {} if not agentic(given) and evaluated_length(given) else KeyOutcome.ignored("as in training")
 
 
 def counts_tokens(given: Given) -> bool:

@@ -165,7 +165,7 @@ ROWS = table(
         changed("train_batch_size", "minibatches", count, 96, "optimiser steps per batch",
             lambda v, given: KeyOutcome({"minibatches": sizes.updates_per_step(given)}, "Trinity counts experiences per trainer step; rlsdk splits a batch of rollouts")),
         same("total_epochs", "epochs", number, 1, sizes.epochs),
-        same("total_steps", "steps", count, 100, sizes.total_steps)),
+        same("total_steps", "steps", count, 100)),
     (under(where,
         part("path", "tasks.train", text, "openai/gsm8k", "becomes a task source"),
         part("name", "tasks.train", text, "gsm8k"),
@@ -295,7 +295,7 @@ ROWS = table(
         same("max_checkpoints_to_keep", "checkpoint.keep", whole, 2, tracking.checkpoints_kept("trainer.save_interval")),
         same("save_hf_checkpoint", "checkpoint.export",
             Choice( {"last": "last", "always": "every", "never": "never"}, "the choice"), "last"),
-        same("total_steps", "steps", count, 100, sizes.total_steps),
+        same("total_steps", "steps", count, 100),
         same("grad_clip", "learner.grad_clip", number, 1.0),
         changed("max_token_len_per_gpu ppo_max_token_len_per_gpu", "learner.micro_batch_tokens", count, 16384, "with padding")),
     (run.of_verl(f"actor_rollout_ref.actor.{key}", to, read, sample, over and f"algorithm.optimizer.{over}")

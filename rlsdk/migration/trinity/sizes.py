@@ -82,10 +82,6 @@ def temperature(value: float, given: Given) -> dict[str, Any]:
     return {"sampling.temperature": value, **({"eval.temperature": value} if evaluates and value > 0 else {})}
 
 
-def total_steps(value: int, given: Given) -> dict[str, Any]:
-    return {"steps": value}
-
-
 def epochs(value: float, given: Given) -> KeyOutcome:
     if given.whole("buffer.total_steps", 0) or given.whole("trainer.total_steps", 0):
         return KeyOutcome.ignored("total_steps takes precedence")

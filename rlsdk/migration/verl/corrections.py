@@ -8,7 +8,7 @@ from typing import Any
 from rlsdk.migration.rows import changed, missing, only_with, part, same, table, under, unless
 from rlsdk.migration.rules import Given, KeyOutcome
 from rlsdk.migration.shared.learner import ZOO
-from rlsdk.migration.values import Choice, UnfitError, choice, flag, number, text, texts
+from rlsdk.migration.values import Choice, UnfitError, choice, flag, listed, number, text
 from rlsdk.migration.verl.algorithm import DPPO, policy_loss
 from rlsdk.migration.verl.sizes import ACTOR
 
@@ -50,7 +50,7 @@ def _ratio_taken(given: Given) -> str | None:
 
 def _rejections(given: Given) -> list[dict[str, Any]]:
     """Return the corrections that veRL's rejections are, whose bounds of k1 are on the inverse ratio."""
-    options = list(dict.fromkeys(each.lower() for each in given.read(f"{CORRECTION}.rollout_rs", _listed, [])))
+    options = list(dict.fromkeys(each.lower() for each in given.read(f"{CORRECTION}.rollout_rs", listed, [])))
     bounds = given.read(f"{CORRECTION}.rollout_rs_threshold", _thresholds, [])
     bounds = bounds * len(options) if len(bounds) == 1 else bounds
     if len(bounds) != len(options) or not REJECTIONS.keys() >= set(options):
@@ -159,21 +159,15 @@ def _bounds(value: Any) -> list[float]:
     return found
 
 
-def _listed(value: Any) -> list[str]:
-    """Read a list of texts, or one text with commas."""
-    given = texts(value if isinstance(value, list | tuple) else str(value))
-    return [each.strip(" '\"") for text in given for each in text.split(",") if each.strip(" '\"")]
-
-
 def _thresholds(value: Any) -> list[list[float]]:
-    return [_bounds(each) for each in _listed(value)]
+    return [_bounds(each) for each in listed(value)]
 
 
 ROWS = table(
     under(CORRECTION,
         same("rollout_is", "algorithm.correction", choice(("token", "sequence"), "rollout_is"), "token", _correction),
         part("rollout_is_threshold", "algorithm.correction algorithm.policy_loss.cap", _bounds, 2.0),
-        changed("rollout_rs", "algorithm.correction", _listed, "token_k1", "a correction", _rejected),
+        changed("rollout_rs", "algorithm.correction", listed, "token_k1", "a correction", _rejected),
         part("rollout_rs_threshold", "algorithm.correction", _thresholds, "0.5_2.0"),
         changed("bypass_mode", "old_logprobs algorithm.policy_loss", flag, True,
             "the engine's logprobs replace the old ones", _bypass),
