@@ -86,7 +86,7 @@ def texts(value: Any) -> list[str]:
 
 def listed(value: Any) -> list[str]:
     """Read a list of texts, or one text with commas."""
-    given = texts(value if isinstance(value, list | tuple) else str(value))
+    given = texts(value)
     return [each.strip(" '\"") for text in given for each in text.split(",") if each.strip(" '\"")]
 
 

@@ -238,9 +238,13 @@ def kl(given: Given) -> dict[str, Any]:
         found = {"algorithm.kl_coef": coefficient, "algorithm.kl": KL_HERE[name]}
     penalty = KL_HERE.get(str(given.get("algorithm.kl_penalty_fn", "none")))
     arguments = _arguments(given, "kl_penalty_fn_args")
-    target = number(arguments.get("target_kl", 0.1)) if flag(arguments.get("adaptive") or False) else None
-    horizon = whole(arguments.get("horizon", 10000))
-    return {**found, "algorithm.shaping": kl_penalty(number(arguments.get("kl_coef", 0.001)), penalty, target, horizon)}
+    follows: dict[str, Any] = {}
+    if flag(arguments.get("adaptive") or False):
+        follows = {
+            "target": number(arguments.get("target_kl", 0.1)),
+            "horizon": whole(arguments.get("horizon", 10000)),
+        }
+    return {**found, "algorithm.shaping": kl_penalty(number(arguments.get("kl_coef", 0.001)), penalty, **follows)}
 
 
 def argument(kind: str, name: str, sample: Any) -> tuple[KeyRule, ...]:

@@ -50,7 +50,7 @@ def _ratio_taken(given: Given) -> str | None:
 
 def _rejections(given: Given) -> list[dict[str, Any]]:
     """Return the corrections that veRL's rejections are, whose bounds of k1 are on the inverse ratio."""
-    options = list(dict.fromkeys(each.lower() for each in given.read(f"{CORRECTION}.rollout_rs", listed, [])))
+    options = list(dict.fromkeys(each.lower() for each in given.read(f"{CORRECTION}.rollout_rs", _listed, [])))
     bounds = given.read(f"{CORRECTION}.rollout_rs_threshold", _thresholds, [])
     bounds = bounds * len(options) if len(bounds) == 1 else bounds
     if len(bounds) != len(options) or not REJECTIONS.keys() >= set(options):
@@ -159,15 +159,20 @@ def _bounds(value: Any) -> list[float]:
     return found
 
 
+def _listed(value: Any) -> list[str]:
+    """Read names separated by commas, or numbers, of which one may stand alone."""
+    return listed(value if isinstance(value, list | tuple) else str(value))
+
+
 def _thresholds(value: Any) -> list[list[float]]:
-    return [_bounds(each) for each in listed(value)]
+    return [_bounds(each) for each in _listed(value)]
 
 
 ROWS = table(
     under(CORRECTION,
         same("rollout_is", "algorithm.correction", choice(("token", "sequence"), "rollout_is"), "token", _correction),
         part("rollout_is_threshold", "algorithm.correction algorithm.policy_loss.cap", _bounds, 2.0),
-        changed("rollout_rs", "algorithm.correction", listed, "token_k1", "a correction", _rejected),
+        changed("rollout_rs", "algorithm.correction", _listed, "token_k1", "a correction", _rejected),
         part("rollout_rs_threshold", "algorithm.correction", _thresholds, "0.5_2.0"),
         changed("bypass_mode", "old_logprobs algorithm.policy_loss", flag, True,
             "the engine's logprobs replace the old ones", _bypass),
