@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, TypeVar
@@ -225,6 +225,22 @@ def _has_room(node: Mapping[str, float], resources: Mapping[str, float]) -> bool
     return all(node.get(name, 0.0) >= amount for name, amount in {"CPU": 1.0, **resources}.items())
 
 
+def absent_resources(wanted: Mapping[str, Mapping[str, float]], nodes: Sequence[Mapping[str, float]]) -> Iterator[str]:
+    """Yield a sentence for each actor whose resources no node has at once.
+
+    Args:
+        wanted: Setting -> resources of an actor in addition to one core.
+        nodes: Resources of each node.
+    """
+    hidden = ("node:", "memory", "object_store_memory", "accelerator_type:")
+    names = sorted({name for node in nodes for name in node if not name.startswith(hidden)})
+    for setting, resources in wanted.items():
+        if not any(_has_room(node, resources) for node in nodes):
+            amounts = ", ".join(f"{name} {amount:g}" for name, amount in resources.items())
+            known = f"the nodes have {', '.join(names)}" if names else "no node has any"
+            yield f"{setting}: no node of the cluster has {amounts or 'CPU 1'}; {known}. The run waits until one joins"
+
+
 def _ask(plan: Plan, packages: Sequence[str], mark: str) -> list[NodeReport]:
     """Query every node that may get an engine or a rank; skip those that do not answer in time."""
     import ray
@@ -247,8 +263,12 @@ def _ask(plan: Plan, packages: Sequence[str], mark: str) -> list[NodeReport]:
             time.sleep(0.5)
         return found, not mark or os.path.exists(mark)
 
-    place, asked = plan.config.placement, {}
-    for node in staying_nodes():
+    place, asked, nodes = plan.config.placement, {}, staying_nodes()
+    wanted = {"placement.engine_resources": place.engine_resources} if plan.needs_engine else {}
+    wanted |= {"placement.learner_resources": place.learner_resources} if mark else {}
+    for text in absent_resources(wanted, [node["Resources"] for node in nodes]):
+        log.warning("%s", text)
+    for node in nodes:
         resources = node["Resources"]
         trains = bool(mark) and _has_room(resources, place.learner_resources)
         if not (trains or _has_room(resources, place.engine_resources)):

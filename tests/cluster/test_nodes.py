@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rlsdk.cluster.nodes import DrainingNode, NodeReport, check_folder, package_faults
+from rlsdk.cluster.nodes import DrainingNode, NodeReport, absent_resources, check_folder, package_faults
 from rlsdk.errors import EnvironmentFault
 
 HERE = {"rlsdk": "0.9.0", "rlsdk-mylab": "0.1.0", "torch": "2.13.0+cpu", "vllm": "0.32.0"}
@@ -45,6 +45,17 @@ def test_a_folder_that_no_learner_node_sees_is_refused_and_some_are_warned_of(
     with caplog.at_level(logging.WARNING):
         check_folder(tmp_path, [sees, blind])
     assert f"{tmp_path} is not visible on b; a learner rank that is placed there ends the run" in caplog.text
+
+
+def test_resources_that_no_node_has_are_named() -> None:
+    nodes = [{"CPU": 4.0, "training": 1.0, "node:10.0.0.1": 1.0, "memory": 1e9}, {"CPU": 4.0, "sampling": 2.0}]
+    known = "the nodes have CPU, sampling, training. The run waits until one joins"
+    assert list(absent_resources({"placement.engine_resources": {"sampling": 1.0}, "b": {}}, nodes)) == []
+    (text,) = absent_resources({"placement.engine_resources": {"samplin": 1.0}, "b": {"training": 1.0}}, nodes)
+    assert text == f"placement.engine_resources: no node of the cluster has samplin 1; {known}"
+    both = {"sampling": 1.0, "training": 1.0}  # on different nodes
+    (text,) = absent_resources({"placement.engine_resources": both}, nodes)
+    assert "has sampling 1, training 1;" in text
 
 
 def test_work_is_handed_back_before_the_deadline_and_never_if_there_is_none() -> None:
