@@ -19,6 +19,7 @@ from rlsdk.contracts import RewardSpec, ScoringLimits
 from rlsdk.errors import DataError, ScoringError
 from rlsdk.plugins import Plugins
 from rlsdk.scoring.scorer import RewardTerm, Scorer
+from rlsdk.simulation.clock import run_virtually
 from rlsdk.types import Rollout, Score, Task
 from tests.examples import many
 
@@ -50,11 +51,11 @@ def scorer() -> Iterator[Callable[..., Scorer]]:
         each.close()
 
 
-def score(scorer: Scorer, *texts: str) -> list[Score]:
+def score(scorer: Scorer, *texts: str, run: Callable[..., list[Score]] = asyncio.run) -> list[Score]:
     async def all_of_them() -> list[Score]:
         return await asyncio.gather(*(scorer.score(rollout(text)) for text in texts))
 
-    return asyncio.run(all_of_them())
+    return run(all_of_them())
 
 
 def test_it_scores_in_other_processes(scorer: Callable[..., Scorer]) -> None:
@@ -237,8 +238,8 @@ def test_async_calls_beyond_max_concurrency_wait_without_using_up_their_time(
 ) -> None:
     running = scorer("hostile_lab/in_turn", timeout=0.5)
     for _ in range(2):  # each `score` has its own event loop
-        assert {s.value for s in score(running, *["0.2"] * 10)} == {1.0, 2.0}
-    assert score(running, "60")[0].reason == "in_turn: it took longer than 0.5 s"
+        assert {s.value for s in score(running, *["0.2"] * 10, run=run_virtually)} == {1.0, 2.0}
+    assert score(running, "60", run=run_virtually)[0].reason == "in_turn: it took longer than 0.5 s"
 
 
 def test_an_option_timeout_of_a_function_extends_the_limit_as_that_of_a_class_does() -> None:
