@@ -393,10 +393,15 @@ class _Resolver:
             path = f"reward[{i}]" if len(given) > 1 else "reward"
             reference = self.reference(path, "reward", part.use, extra=RULE_KEYS)
             if reference is not None:
-                name = short_name(reference.name)
-                taken = sum(part.reference.name == reference.name for part in found)
-                rule = attrs.evolve(part.rule, name=f"{name}_{taken + 1}" if taken else name)
-                found.append(RewardPart(rule, reference))
+                name = part.rule.metric or short_name(reference.name)
+                taken = sum(part.reference.name == reference.name and not part.rule.metric for part in found)
+                if taken and not part.rule.metric:
+                    name = f"{name}_{taken + 1}"
+                if any(other.rule.name == name for other in found):
+                    self.faults.append(
+                        f"{path}: another part is also called {name!r}; tell them apart with `metric: NAME`"
+                    )
+                found.append(RewardPart(attrs.evolve(part.rule, name=name), reference))
         if given and given[-1].rule.gate is not None:
             path = f"reward[{len(given) - 1}]" if len(given) > 1 else "reward"
             text = f"{given[-1].rule.gate:g}, but there is no later part to gate; list the parts that it gates after it"

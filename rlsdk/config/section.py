@@ -91,7 +91,8 @@ class RewardUse:
 
     Attributes:
         use: The reward component.
-        rule: How it is combined with the other parts: `weight`, `gate`, `multiply`, `range` and `sources`.
+        rule: How it is combined with the other parts: `weight`, `gate`, `multiply`, `range` and `sources`;
+            and its name, `metric`.
     """
 
     use: Use

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
 
@@ -209,17 +210,21 @@ def batch_of(reward: Any) -> Batch:
     return "group" if isinstance(reward, WholeGroups) and reward.whole_groups else component.batch
 
 
+_STATISTICS = ("mean", "std", "min", "max")
+
+
 @attrs.frozen
 class RewardSpec:
     """One part of a reward, and how it is combined with the others.
 
     Attributes:
-        name: Name in metrics.
+        name: Name in metrics, as resolved.
         weight: Weight in the sum.
         gate: Threshold: if the value is below it, later parts are not scored and count as 0.
         multiply: Multiply the sum by the value instead of adding it.
         range: (low, high) of the values, mapped to 0 and 1 before weighting; values outside are clipped.
         sources: Task sources that the part applies to; empty means all.
+        metric: Name in metrics, as given; empty for the component's name, with a number if an earlier part has it.
     """
 
     name: str = ""
@@ -228,8 +233,14 @@ class RewardSpec:
     multiply: bool = False
     range: tuple[float, float] | None = None
     sources: tuple[str, ...] = ()
+    metric: str = ""
 
     def __attrs_post_init__(self) -> None:
+        if self.metric and (re.fullmatch(r"[\w.-]+", self.metric) is None or self.metric in _STATISTICS):
+            raise ValueFault(
+                f"metric: a name of letters, digits, `_`, `-` and `.`, except those of the whole reward's metrics, "
+                f"{', '.join(_STATISTICS)}; got {self.metric!r}"
+            )
         if self.range is not None and self.range[0] == self.range[1]:
             raise ValueFault(f"range: two different values, (low, high); got {self.range}")
         if self.multiply and self.weight != 1.0:

@@ -239,6 +239,18 @@ def test_rewards_have_their_own_weights_and_names(plan):
     assert dict(found.rewards[2].reference.options) == {"score": 3}
 
 
+def test_parts_of_a_reward_are_called_as_the_user_says(plan, faults):
+    found = plan(
+        "reward=[{use: countdown, metric: exact}, countdown, {use: countdown, score: 3}, {use: format, metric: tags}]"
+    )
+    assert [part.rule.name for part in found.rewards] == ["exact", "countdown", "countdown_2", "tags"]
+    same = "another part is also called 'format'; tell them apart with `metric: NAME`"
+    assert faults("reward=[{use: countdown, metric: format}, format]") == (f"reward[1]: {same}",)
+    for wrong in ("mean", "a/b", "two words"):
+        (fault,) = faults(f"reward=[{{use: countdown, metric: {wrong}}}]")
+        assert "metric: a name of letters" in fault and repr(wrong) in fault
+
+
 def test_a_weight_is_a_number(faults):
     assert faults("reward={use: countdown, weight: heavy}") == ("reward[0].weight: expected float, got 'heavy'",)
 
@@ -333,7 +345,7 @@ def test_a_forgotten_prefix_is_suggested(faults, tmp_path):
 @pytest.mark.parametrize(
     ("override", "path", "near", "known"),
     [
-        ("reward=[{use: countdown, wieght: 1}]", "reward.wieght", "weight", "gate, multiply, range, score, sources"),
+        ("reward=[{use: countdown, wieght: 1}]", "reward.wieght", "weight", "gate, metric, multiply, range, score"),
         ("tasks.train={use: countdown, sorce: a}", "tasks.train.sorce", "source", "source"),
         ("reward={use: countdown, format_scor: 1}", "reward.format_scor", "format_score", "weight"),
     ],
