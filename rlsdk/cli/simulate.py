@@ -259,7 +259,8 @@ def _show(predictions: Sequence[Prediction], comparison: MeasuredRun | None) -> 
         for i, column in enumerate(COLUMNS):
             table.add_column(column, justify="right" if i else "left", no_wrap=not i)  # row names are not wrapped
         table.add_row("as configured", *_cells(attrs.asdict(found.configured)))
-        table.add_row("synchronous", *_cells(attrs.asdict(found.synchronous)))
+        if found.setup.rollout.runs_ahead:
+            table.add_row("synchronous", *_cells(attrs.asdict(found.synchronous)))
         if comparison is not None:
             table.add_row(f"measured, {counted(comparison.steps, 'step')}", *_cells(attrs.asdict(comparison)))
         out.print(table)

@@ -345,7 +345,7 @@ def _rollout(config: Config) -> list[tuple[bool, str]]:
             "leave it out",
         ),
         (
-            token is not None and section.runs_ahead and token > group,
+            token is not None and section.runs_ahead and token > group >= 0,
             f"rollout.max_token_staleness: {token} is above max_staleness={group}: the group expires before its "
             f"tokens do; at most {group}",
         ),

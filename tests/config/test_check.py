@@ -239,6 +239,12 @@ def test_rewards_have_their_own_weights_and_names(plan):
     assert dict(found.rewards[2].reference.options) == {"score": 3}
 
 
+def test_staleness_below_zero_is_one_fault(faults):
+    assert faults("rollout={max_staleness: -1, sync_interval: 2, max_token_staleness: 0}") == (
+        "rollout.max_staleness: at least 0, got -1",
+    )
+
+
 def test_parts_of_a_reward_are_called_as_the_user_says(plan, faults):
     found = plan(
         "reward=[{use: countdown, metric: exact}, countdown, {use: countdown, score: 3}, {use: format, metric: tags}]"

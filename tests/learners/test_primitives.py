@@ -175,8 +175,9 @@ def test_the_learning_rate_is_set_by_role_follows_the_schedule_and_is_resumed(
     assert resumed[0] == alone[0] == pytest.approx(0.8 * 2e-3)
     assert resumed[1] == pytest.approx(0.8 * 3e-2)  # nobody had set it: it is that of the options
     assert group.checksums() == weights
-    with pytest.raises(LearnerError, match="expected a finite number"):
-        group.set_learning_rate(-1.0)
+    for wrong in (-1.0, "1e-3", None):
+        with pytest.raises(LearnerError, match="expected a finite number"):
+            group.set_learning_rate(wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

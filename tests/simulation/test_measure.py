@@ -210,10 +210,11 @@ def test_a_batch_emptied_by_replay_is_reported(run: Path) -> None:
 
 def test_the_table_says_what_the_figures_are(run: Path) -> None:
     shown = command(run, "--engines", "3", "--learners", "1", "--rates", str(run), "--against", str(run))
+    assert "synchronous" not in shown  # as configured
+    assert "synchronous" in command(run, "rollout.max_staleness=1", "--steps", "4")
     for text in (
         "3 engines, 1 rank, 8 × 4 rollouts a step",
         "as configured",
-        "synchronous",
         "measured, 9 steps",
         "alone:",
         "from the run",
