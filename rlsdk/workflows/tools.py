@@ -37,8 +37,9 @@ class Tools:
     docstrings. If a call cannot be parsed, has wrong arguments, raises or takes too long, its result is the error, and
     the rollout continues. Sync functions run in threads of the run's own process, so they must not execute code written
     by the policy. Of a class, each rollout has its own object, whose public methods are the tools; a method that takes
-    too long fails the rollout. Tools of MCP servers can also be offered; a server that exits is restarted by the next
-    call, and only the calls in progress get an error. Metrics: `calls` and `failed_calls`.
+    too long fails the rollout. Tools of MCP servers can also be offered. A server that exits is restarted by the next
+    call; a call in progress is repeated if the server marks its tool as read-only or idempotent, or else gets an error.
+    Metrics: `calls` and `failed_calls`.
 
     Attributes:
         tools: Functions and classes, each as `my_file.py:function` or `package.module:Class`; may be empty if there are
