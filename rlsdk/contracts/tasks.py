@@ -210,7 +210,8 @@ def batch_of(reward: Any) -> Batch:
     return "group" if isinstance(reward, WholeGroups) and reward.whole_groups else component.batch
 
 
-_STATISTICS = ("mean", "std", "min", "max")
+STATISTICS = ("mean", "std", "min", "max")
+"""Statistics of the whole reward, logged as `reward/STATISTIC`; parts of it have other names."""
 
 
 @attrs.frozen
@@ -236,10 +237,10 @@ class RewardSpec:
     metric: str = ""
 
     def __attrs_post_init__(self) -> None:
-        if self.metric and (re.fullmatch(r"[\w.-]+", self.metric) is None or self.metric in _STATISTICS):
+        if self.metric and (re.fullmatch(r"[\w.-]+", self.metric) is None or self.metric in STATISTICS):
             raise ValueFault(
                 f"metric: a name of letters, digits, `_`, `-` and `.`, except those of the whole reward's metrics, "
-                f"{', '.join(_STATISTICS)}; got {self.metric!r}"
+                f"{', '.join(STATISTICS)}; got {self.metric!r}"
             )
         if self.range is not None and self.range[0] == self.range[1]:
             raise ValueFault(f"range: two different values, (low, high); got {self.range}")

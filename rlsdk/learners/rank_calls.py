@@ -152,7 +152,8 @@ class OpenSteps:
                 "deepspeed has one"
             )
         self._check_role("set_learning_rate", role)
-        if not (isinstance(lr, Real) and math.isfinite(lr) and lr >= 0):
+        given: Any = lr
+        if not (isinstance(given, Real) and math.isfinite(given) and float(given) >= 0):
             raise LearnerError(f"set_learning_rate: got {lr!r} for the {role}; expected a finite number of at least 0")
 
     def _check_role(self, what: str, role: str) -> None:

@@ -237,10 +237,10 @@ def test_functions_and_data_of_trls_script_are_named(tmp_path, monkeypatch, star
     found = migrate("trl", ["scripts/train.py"], {})
     foreign = {"use": "foreign", "style": "trl", "none": "zero"}
     assert [{k: v for k, v in each.items() if k != "pattern"} for each in found.config["reward"]] == [
-        {**foreign, "path": f"{file}:exact", "weight": 1.0},
-        {**foreign, "path": f"{file}:brief", "weight": 0.5},
+        {**foreign, "path": f"{file}:exact", "weight": 1.0, "metric": "exact"},
+        {**foreign, "path": f"{file}:brief", "weight": 0.5, "metric": "brief"},
         {"use": "format", "weight": 0.2},
-        {**foreign, "path": "lab.judging:judged", "weight": 0.1},
+        {**foreign, "path": "lab.judging:judged", "weight": 0.1, "metric": "judged"},
         {"use": "reward_model", "path": "org/reward-1.5B", "weight": 2.0},
     ]
     assert found.config["tasks"]["train"] == {"use": "hub", "name": "openai/gsm8k", "config": "main", "split": "train"}

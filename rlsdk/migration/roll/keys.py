@@ -134,7 +134,7 @@ ROWS = table(
         unless("tis_lower_bound", (0, 0.0), "weights have no minimum: see rlsdk plugins policy_loss", 0.1),
         part("cispo_epsilon_low", "algorithm.policy_loss.clip_low", number, 0.1),
         part("cispo_epsilon_high", "algorithm.policy_loss.clip_high", number, 0.1),
-        unless("cispo_use_unified_mask", (False,), "cispo removes no tokens: write a policy loss (howto/algorithm.md)", True),
+        unless("cispo_use_unified_mask", (False,), "cispo removes no tokens: write a policy loss (howto/write_algorithm.md)", True),
         unless("topr_positive_weight topr_negative_weight", (1, 1.0),
             "topr weighs right and wrong answers alike: write a policy loss", 0.5),
         only_with(f"{TRAIN}.use_dynamic_batching_in_train", "sequence_length_round_in_train", "micro-batches have no rounded lengths", 4),

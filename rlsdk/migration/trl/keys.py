@@ -151,7 +151,7 @@ ROWS = table(
     part("vllm_importance_sampling_clip_min", "algorithm.correction", number, 0.5),
     part("vllm_importance_sampling_cap", "algorithm.correction", number, 2.0),
     changed("off_policy_mask_threshold", "algorithm.correction", number, 0.5, ZOO, algorithm.off_policy),
-    unless("use_bias_correction_kl", (False,), "write a KL estimator (howto/algorithm.md)", True),
+    unless("use_bias_correction_kl", (False,), "write a KL estimator (howto/write_algorithm.md)", True),
     unless("disable_dropout", (True,), "models are trained without dropout", False),
     changed("router_aux_loss_coef", "learner.router_loss_coef", number, 0.001, "over all rollouts of an optimiser step", model.balance),
     part("max_tool_calling_iterations", "workflow.max_turns", count, 4, "rlsdk counts answers, one more than rounds of calls"),

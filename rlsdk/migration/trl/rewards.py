@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlsdk.contracts.tasks import STATISTICS
 from rlsdk.migration.python_values import KIND
 from rlsdk.migration.rules import NOTES, Given, KeyOutcome
 from rlsdk.migration.shared.tasks import likely_reward
@@ -55,11 +57,22 @@ def rewards_of(given: Given, name: Any) -> dict[str, Any]:
         rewards = [model, *(each for each in rewards if each != model)]  # a script may load it as a reward function
     if "algorithm.shaping" in found:
         found["algorithm.shaping"] += own_shaping(given)
-    if len(rewards) > 1:  # the others count where one returns None
-        rewards = [{**reward, "none": "zero"} if reward["use"] == "foreign" else reward for reward in rewards]
+    if len(rewards) > 1:
+        rewards = _among_others(rewards)
     if not functions and not rewards and "reward_funcs" not in given.flat:
         return likely_reward(name)
     return found | ({"reward": rewards[0] if len(rewards) == 1 else rewards} if rewards else {})
+
+
+def _among_others(rewards: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Give functions of a script their names in metrics; where one returns None, the others count."""
+    functions = [reward["path"].rpartition(":")[2] if reward["use"] == "foreign" else "" for reward in rewards]
+    taken = Counter([*functions, *(reward["use"] for reward in rewards), *STATISTICS])
+    named = [{"metric": name} if taken[name] == 1 else {} for name in functions]
+    return [
+        {**reward, "none": "zero", **name} if reward["use"] == "foreign" else {**reward}
+        for reward, name in zip(rewards, named, strict=True)
+    ]
 
 
 def normalises_parts(given: Given) -> bool:
@@ -168,7 +181,7 @@ def convert_functions(value: Any, given: Given) -> KeyOutcome:
     if COSINE in functions and len(functions) > 1:
         note = f"FILE.py with reward = {COSINE}(…), and reward: {{use: foreign, path: 'FILE.py:reward', style: trl}}"
         return KeyOutcome.missing(note)
-    note = "built-in rewards, or the function unchanged (howto/reward.md)"
+    note = "built-in rewards, or the function unchanged (howto/foreign_reward.md)"
     if PUNISHMENT in functions:
         note += f"; {PUNISHMENT} becomes " + ("length_penalty" if normalises_parts(given) else "a shaping")
     if COSINE in functions:

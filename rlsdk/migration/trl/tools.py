@@ -34,7 +34,7 @@ def convert_factory(_: Any, given: Given) -> KeyOutcome:
     """Report the class of environments that `workflow_of` converts."""
     if tool_class(given) is None:
         return KeyOutcome.missing("name the class that it makes: workflow: {use: tools, tools: ['FILE.py:CLASS']}")
-    return KeyOutcome({}, "a tool class; its public methods are the tools, except close (howto/workflow.md)")
+    return KeyOutcome({}, "a tool class; its public methods are the tools, except close (howto/tools.md)")
 
 
 def tool_class(given: Given) -> str | None:
