@@ -458,7 +458,7 @@ def test_an_option_that_a_configuration_reads_as_its_own_key_is_a_fault():
         return weight
 
     assert failed(weighty)["contract"].got == "weight"
-    assert "gate, multiply, range, sources, use, weight" in failed(weighty)["contract"].expected
+    assert "gate, metric, multiply, range, sources, use, weight" in failed(weighty)["contract"].expected
 
 
 def test_numbers_and_bools_of_numpy_are_as_good():

@@ -130,7 +130,7 @@ def test_each_engine_has_its_own_cache_folder_below_the_runs(
         places.append(place)
         return Started()
 
-    monkeypatch.setattr(engine_starting, "launch_engine", launch)
+    monkeypatch.setattr(engine_starting, "launch", launch)
     checked = plan("placement.engines=2")
     engine_starting.start_engines(checked, layout(checked, 2, 0))
     folder = (tmp_path / "runs" / "trial").resolve()
