@@ -14,7 +14,7 @@ import attrs
 from rlsdk.plurals import counted
 from rlsdk.types import Score, is_reward
 
-_NOTHING = "it returned None: not applicable here"
+_NOTHING = "it returned None: not applicable here; with `none: zero`, it counts as 0"
 
 
 def _plain(value: Any) -> Any:

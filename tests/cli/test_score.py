@@ -151,7 +151,7 @@ def test_a_foreign_reward(tmp_path):
     file = lines(tmp_path, [{**row, "level": i} for i, row in enumerate(ROWS)])
     found = json.loads(run(file, "--reward", "foreign", "--option", f"path={theirs}:f", "--json"))
     assert (found["valid"], found["invalid"]) == (3, 1)
-    assert found["reasons"] == {"foreign: it returned None: not applicable here": 1}
+    assert found["reasons"] == {"foreign: it returned None: not applicable here; with `none: zero`, it counts as 0": 1}
 
 
 def test_invalid_scores_are_counted_by_reason(tmp_path):
