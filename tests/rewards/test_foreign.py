@@ -210,7 +210,8 @@ def test_trl_gets_lists_for_each_column(load):
 def test_trl_none_is_not_applicable(load):
     right, wrong, empty = load(TRL)(answers("4", "5", ""))
     assert (right.value, wrong.value) == (1.0, 0.0)
-    assert (empty.valid, empty.reason) == (False, "it returned None: not applicable here; with `none: zero`, it counts as 0")
+    assert not empty.valid
+    assert empty.reason == "it returned None: not applicable here; with `none: zero`, it counts as 0"
     assert values(load(TRL, none="zero")(answers("4", ""))) == [1.0, 0.0]
 
 
@@ -571,7 +572,8 @@ def test_in_the_scorer_beside_another_part(load):
 
     right, wrong, empty = asyncio.run(score(answers("4", "5", "")))
     assert (right.value, wrong.value, right.metrics["reward/foreign"]) == (1.5, 0.0, 1.0)
-    assert (empty.valid, empty.reason) == (False, "foreign: it returned None: not applicable here; with `none: zero`, it counts as 0")
+    assert not empty.valid
+    assert empty.reason == "foreign: it returned None: not applicable here; with `none: zero`, it counts as 0"
 
 
 YAML = """\
