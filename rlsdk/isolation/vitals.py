@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import platform
 import signal
@@ -15,12 +14,12 @@ from typing import TYPE_CHECKING, Literal
 
 import attrs
 
+from rlsdk.isolation.stacks import offer_stacks, request_stacks
+
 if TYPE_CHECKING:
     import psutil
 
 State = Literal["running", "disk", "stopped", "zombie", "gone", "unknown"]
-STACK_SIGNAL = getattr(signal, "SIGUSR2", None)
-"""Signal that makes a process that called `identity` write its threads' Python stacks to standard error, its log."""
 CLOCK_SECONDS = 2.0
 """Tolerance for a process's starting time between two observers, where it depends on the clock."""
 
@@ -36,7 +35,7 @@ class Identity:
         host: Name of its machine.
         machine: Equal for two processes if they see each other's process ids.
         node: Ray's id of its node; empty for the driver.
-        stacks: True if it writes its stacks on `STACK_SIGNAL`.
+        stacks: True if it writes its stacks on request; see `isolation.stacks`.
     """
 
     pid: int
@@ -77,10 +76,8 @@ def machine() -> str:
 
 
 def identity(node: str = "") -> Identity:
-    """Return the identity of this process, and make it write its stacks to standard error on `STACK_SIGNAL`."""
-    if STACK_SIGNAL is not None:
-        faulthandler.register(STACK_SIGNAL, file=2, all_threads=True, chain=False)
-    return identify(os.getpid(), node=node, stacks=STACK_SIGNAL is not None)
+    """Return the identity of this process, and make it write its stacks to standard error on request."""
+    return identify(os.getpid(), node=node, stacks=offer_stacks(machine()))
 
 
 def identify(pid: int, *, node: str = "", stacks: bool = False) -> Identity:
@@ -183,13 +180,9 @@ def peak_memory() -> int:
 
 def write_stacks(process: Identity) -> bool:
     """Make a process on this machine write its stacks to its log; return False if it cannot."""
-    if (
-        not process.stacks
-        or STACK_SIGNAL is None
-        or look([process], measured=False)[0].state not in ("running", "disk")
-    ):
+    if not process.stacks or look([process], measured=False)[0].state not in ("running", "disk"):
         return False
-    os.kill(process.pid, STACK_SIGNAL)
+    request_stacks(process.machine, process.pid)
     return True
 
 
