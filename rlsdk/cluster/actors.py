@@ -147,10 +147,13 @@ def cause_of(error: BaseException) -> BaseException:
 def described(error: BaseException, log: Path | None = None) -> str:
     """Describe in one line why a call of an actor failed: it died (with the last words of its log), or it raised."""
     cause = cause_of(error)
-    if not died(cause):
-        return f"{type(cause).__name__}: {cause}"
+    return f"its process died: {death(cause, log)}" if died(cause) else f"{type(cause).__name__}: {cause}"
+
+
+def death(error: BaseException, log: Path | None) -> str:
+    """Return the cause of a death in one line, and the last words of the log, if the actor has one."""
     words = last_words(log) if log is not None else ""
-    return f"its process died: {reason(cause)}" + (f"; its log ends with {words!r}" if words else "")
+    return f"{reason(error)}; its log ends with {words!r}" if words else reason(error)
 
 
 def reason(error: BaseException) -> str:
@@ -210,10 +213,8 @@ class ActorFailures:
 
     def add(self, rank: int, step: int, error: BaseException) -> str:
         """Add a death, and return its sentence."""
-        words = last_words(self._logs / self._log(rank)) if self._logs is not None else ""
-        said = f"step {step}: {self._role} {rank}: {reason(error)}" + (
-            f"; its log ends with {words!r}" if words else ""
-        )
+        log = self._logs / self._log(rank) if self._logs is not None else None
+        said = f"step {step}: {self._role} {rank}: {death(error, log)}"
         for failures in (self.sentences, self._of[rank]):
             failures.append(said)
         return said

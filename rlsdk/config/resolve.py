@@ -393,10 +393,9 @@ class _Resolver:
             path = f"reward[{i}]" if len(given) > 1 else "reward"
             reference = self.reference(path, "reward", part.use, extra=RULE_KEYS)
             if reference is not None:
-                name = part.rule.metric or short_name(reference.name)
-                taken = sum(part.reference.name == reference.name and not part.rule.metric for part in found)
-                if taken and not part.rule.metric:
-                    name = f"{name}_{taken + 1}"
+                name = short_name(reference.name)
+                taken = sum(other.reference.name == reference.name and not other.rule.metric for other in found)
+                name = part.rule.metric or (f"{name}_{taken + 1}" if taken else name)
                 if any(other.rule.name == name for other in found):
                     self.faults.append(
                         f"{path}: another part is also called {name!r}; tell them apart with `metric: NAME`"

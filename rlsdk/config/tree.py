@@ -57,11 +57,9 @@ def read(source: Source, overrides: Sequence[str] = ()) -> tuple[Tree, list[str]
     loaded, objects = _load(source)
     tree = current(loaded)
     objects = {(RENAMED.get(str(path[0]), path[0]), *path[1:]): value for path, value in objects.items()}
-    for wrong in [each for each in overrides if not isinstance(each, str)]:  # in a program
-        kind = type(wrong).__name__
-        raise ConfigError(
-            [f"overrides: expected texts such as 'steps=20', one argument each, got {wrong!r:.100}, a {kind}"]
-        )
+    if wrong := [each for each in overrides if not isinstance(each, str)]:  # in a program
+        expected = "overrides: expected texts such as 'steps=20', one argument each"
+        raise ConfigError([f"{expected}, got {each!r:.100}, a {type(each).__name__}" for each in wrong])
     named = current_overrides(overrides)
     faults = _replaced(named)
     for override in named:

@@ -384,8 +384,7 @@ async def _result(reward: Callable[[Any], Any], argument: Any) -> Any:
 async def _guarded(run: Callable[[Any], Any], argument: Any) -> Any:
     """Return the result of a call or, if it fails, an invalid score with the reason."""
     try:
-        result = run(argument)
-        return await result if inspect.isawaitable(result) else result
+        return await _result(run, argument)
     except (DataError, ScoringError):
         raise
     except FailedError as error:
