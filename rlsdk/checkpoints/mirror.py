@@ -75,6 +75,7 @@ class Mirror:
     def saved(self, step: int) -> None:
         """Upload a checkpoint that was just written."""
         if self._uploader is not None:
+            self._finished = None
             self._uploader.submit(step)
 
     def finish(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,11 +30,11 @@ CLOSE_SECONDS = 30.0
 class ObserverThread:
     """Makes the calls of one observer, in order, in a daemon thread.
 
-    Calls that raise are counted, and the first one is logged. A call that hangs blocks all later ones.
+    Calls that raise are counted, and the first one is logged. A call that hangs blocks all later ones. The thread
+    starts with the first call, and again with the first one after `close`.
     """
 
     def __init__(self, name: str) -> None:
-        """Start the thread."""
         self.name = name
         self._calls: queue.Queue[tuple[str, Callable[[], object], bool] | None] = queue.Queue(WAITING_CALLS)
         self._made = self._failed = self._dropped = 0
@@ -41,8 +42,10 @@ class ObserverThread:
         self._broken = False
         self._running: tuple[str, float] | None = None
         self._reported_slow = False
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._thread.start()
+        self._thread = self._new_thread()
+
+    def _new_thread(self) -> threading.Thread:
+        return threading.Thread(target=self._work, name=self.name, daemon=True)
 
     def submit(self, what: str, call: Callable[[], object], *, essential: bool = False) -> None:
         """Queue a call and return at once.
@@ -56,6 +59,9 @@ class ObserverThread:
             self._calls.put_nowait((what, call, essential))
         except queue.Full:
             self._dropped += 1
+        if not self._thread.is_alive():
+            self._thread = self._new_thread()
+            self._thread.start()
         running = self._running
         if running and not self._reported_slow and time.monotonic() - running[1] > SLOW_SECONDS:
             self._reported_slow = True
@@ -68,11 +74,10 @@ class ObserverThread:
             `ok`, or a sentence that names what failed.
         """
         deadline = time.monotonic() + seconds
-        try:
-            self._calls.put(None, timeout=seconds)
-            self._thread.join(max(0.0, deadline - time.monotonic()))
-        except queue.Full:
-            pass  # the thread is still alive, which is reported below
+        if self._thread.is_alive():
+            with suppress(queue.Full):  # the thread is still alive then, which is reported below
+                self._calls.put(None, timeout=seconds)
+                self._thread.join(max(0.0, deadline - time.monotonic()))
         running = self._running
         if self._thread.is_alive() and running:
             waiting = max(0, self._calls.qsize() - 1)
@@ -108,7 +113,7 @@ class Observers:
     """The trackers of a run and the plugins that implement hooks."""
 
     def __init__(self, plugins: Plugins) -> None:
-        """Start a thread for each plugin that implements a hook."""
+        """Find the plugins that implement a hook."""
         self._hooks: dict[str, list[tuple[ObserverThread, Callable[..., object]]]] = {}
         self._threads: list[ObserverThread] = []
         self._trackers: dict[str, tuple[ObserverThread, Tracker]] = {}
@@ -169,12 +174,11 @@ class Observers:
         return outcomes
 
     def close(self, seconds: float = CLOSE_SECONDS) -> dict[str, str]:
-        """Wait for the hooks of all plugins.
+        """Wait for the hooks of all plugins; later ones are called, too, as those of a second training are.
 
         Returns:
             Name -> what went wrong; plugins without a failure are left out.
         """
         deadline = time.monotonic() + seconds
         outcomes = {thread.name: thread.close(max(0.0, deadline - time.monotonic())) for thread in self._threads}
-        self._threads, self._hooks = [], {}
         return {name: outcome for name, outcome in outcomes.items() if outcome != "ok"}

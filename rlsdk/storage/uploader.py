@@ -181,8 +181,7 @@ class Uploader:
         self.uploaded: list[int] = []
         self.left_out: list[int] = []
         shutil.rmtree(run / STAGE, ignore_errors=True)  # left by a program that was killed
-        self._thread = threading.Thread(target=self._work, name="uploads", daemon=True)
-        self._thread.start()
+        self._runs = False  # the thread, which ends once the last checkpoint is uploaded
 
     def submit(self, step: int) -> None:
         """Queue a checkpoint that was just written for its upload; return at once, and never raise."""
@@ -196,8 +195,11 @@ class Uploader:
         with self._changed:
             if self._waiting is not None:
                 self._leave_out(self._waiting)
-            self._waiting = staged
+            self._waiting, self._closing = staged, False  # a trainer that is called by hand may train again
             self._changed.notify_all()
+            if not self._runs:
+                self._runs = True
+                threading.Thread(target=self._work, name="uploads", daemon=True).start()
 
     def finish(self) -> dict[str, Any]:
         """Wait until the last checkpoint is uploaded or abandoned; return a summary of all uploads.
@@ -242,6 +244,7 @@ class Uploader:
                     self._changed.wait()
                 staged, self._waiting = self._waiting, None
                 if staged is None or self._given_up:
+                    self._runs = False
                     return
                 self._working, self._moved = True, time.monotonic()
             try:

@@ -60,13 +60,12 @@ class ReplayBuffer:
 
     def draw(self, step: int) -> list[ReplayedGroup]:
         """Return the groups to train on again in a step, with this use counted; `add` counts it after the step."""
-        self._held = [u for u in self._held if u.uses < self._most_uses and self._young(u.group, step) is not None]
-        asked = [(priority_of(self._policy, u.group, step=step, uses=u.uses), u.number, u) for u in self._held]
-        ranked = sorted((-priority, number, used) for priority, number, used in asked if priority is not None)
-        return [
-            attrs.evolve(used, group=self._young(used.group, step) or used.group, uses=used.uses + 1)
-            for *_, used in ranked[: self._count]
-        ]
+        unspent = [(used, self._young(used.group, step)) for used in self._held if used.uses < self._most_uses]
+        fresh = [(used, young) for used, young in unspent if young is not None]
+        self._held = [used for used, _ in fresh]
+        asked = [(priority_of(self._policy, u.group, step=step, uses=u.uses), u, young) for u, young in fresh]
+        ranked = sorted((-p, used.number, used, young) for p, used, young in asked if p is not None)
+        return [attrs.evolve(used, group=young, uses=used.uses + 1) for *_, used, young in ranked[: self._count]]
 
     def add(self, trained: Sequence[ReplayedGroup], again: Sequence[ReplayedGroup] = ()) -> None:
         """Add groups that were trained on for the first time, and count the use of those that were drawn."""

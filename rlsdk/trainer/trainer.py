@@ -270,9 +270,9 @@ class Trainer:
                     learned = await self.update(batch, self.minibatches(batch))
         metrics |= self.close_ledger(taken, groups, reused, batch, {**metrics, **learned})
         self.version, self.updating = self.version + 1, False
+        self._synced = self._synced and not self.sync_due
         metrics |= await self.move_reference(asleep=batch is not None)
         if self.sync_due:
-            self._synced = False
             with timer("sync"):
                 metrics["canary/gap"] = await self.publish()
         metrics |= await self.stop_timer(metrics)
@@ -398,12 +398,14 @@ class Trainer:
         again = {used.group.uid for used in reused}
         # Filters may pass groups that cannot be trained on: those without a sampled token or a baseline.
         uids = () if batch is None else batch.uids[: batch.sampled]
-        groups = [group for group in groups if group.uid in uids]
+        trained = set(uids)
+        groups = [group for group in groups if group.uid in trained]
         rollouts_reused = sum(uid in again for uid in uids)
         step, skipped = self.version + 1, skipped_updates(metrics)
         for role, count in skipped.items():
             what = counted(count, "update")
             log.warning("step %d: skipped %s of the %s: loss or gradient not finite", step, what, role)
+        self.counters.note(taken.groups)
         self.counters.reused += rollouts_reused
         self.counters.skipped_updates.update(skipped)
         statuses = final_statuses(taken.records, batch)
@@ -435,7 +437,6 @@ class Trainer:
             ScoringError: The share of rollouts that could not be scored exceeds `max_invalid`.
         """
         groups, scored = taken.groups, self.plan.scored
-        self.counters.note(groups)
         invalid = check_budget(groups, self.plan.config.max_invalid, self.version + 1)
         return {
             **rollout_metrics(groups),
@@ -533,8 +534,10 @@ class Trainer:
 
         if self._ended_early:
             self.interrupted = self._ended_early = False
-        summary = run_async(self.train_async(), interrupt)
-        self._ended_early = self.interrupted
+        try:
+            summary = run_async(self.train_async(), interrupt)
+        finally:
+            self._ended_early = self.interrupted
         if self.record is not None:
             self.record.finish(summary, self.samples)
         return summary
@@ -675,13 +678,13 @@ class Trainer:
         """Restore the checkpoint to resume from; a new run clears what an earlier run left in the store."""
         if self._restored:
             return
-        self._restored = True
         if self._resume_from is not None:
             await restore(self, self._resume_from, self._store)
             for notice in self.record.keep_changes() if self.record else ():
                 log.warning("%s", notice)
         elif self._store is not None:
             await asyncio.to_thread(rewind, self._store, 0, {})
+        self._restored = True
 
     def sources(self) -> Mapping[str, TaskCounts]:
         """Return the counts of each task source; empty if the run samples nothing."""

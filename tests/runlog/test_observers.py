@@ -143,6 +143,9 @@ def test_hooks_of_one_plugin_fail_alone(caplog):
         "plugin bad": f"2 of 2 calls failed; the first: rlsdk_step_end: ValueError: {{}} ({place})"
     }
     assert seen == [1, 2]
+    observers.tell("rlsdk_step_end", step=3, metrics={})  # of a second training in the same program
+    observers.close()
+    assert seen == [1, 2, 3]
 
 
 @pytest.fixture

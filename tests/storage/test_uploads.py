@@ -295,6 +295,21 @@ def test_who_interrupts_the_wait_for_the_last_upload_waits_no_more_and_the_next_
     assert begun == 1 and found["uploaded"] == [1]
 
 
+def test_checkpoints_of_a_second_training_in_one_program_are_uploaded_too(
+    plan: Callable[..., Plan], memory: str
+) -> None:
+    with mirrored(plan(memory), resume=False, overwrite=False) as mirror:
+        assert mirror is not None
+        training = Training(mirror._plan, mirror)
+        mirror.begin(None)
+        found = []
+        for step in (1, 2):
+            training.save(step)
+            found.append(mirror.finish())
+    assert [each["uploaded"] for each in found] == [[1], [1, 2]] and not any(each["warning"] for each in found)
+    assert list(copies.copies(RemoteFolder(memory))) == [1, 2]
+
+
 def test_a_run_ends_although_its_store_does_not_answer_any_more(
     plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, memory: str
 ) -> None:

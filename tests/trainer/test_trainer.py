@@ -383,6 +383,64 @@ def test_weights_whose_sync_failed_are_published_before_the_next_rollouts(tmp_pa
     assert said[said.index("failed") + 1 :][:2] == ["publish weights 1 updated", {"step": "take 1"}.get(then, then)]
 
 
+def test_weights_are_published_before_the_next_rollouts_if_the_reference_model_could_not_move(tmp_path: Path) -> None:
+    class Failing(FakeLearner):
+        def move_reference(self) -> None:
+            super().move_reference()
+            if len(self.moves) == 1:
+                raise RunError("a rank died")
+
+    plan = make_plan(tmp_path, algorithm="grpo", reference={"update_every": 1})
+    trainer = Trainer(plan, rollouts=ScriptedRollouts(plan), learner=Failing())
+    asyncio.run(trainer.prepare())
+    with pytest.raises(RunError, match="a rank died"):
+        asyncio.run(trainer.step())
+    asyncio.run(trainer.step())
+    assert trainer.version == 2 and trainer.rollouts.said[-5:-3] == ["publish weights 1 updated", "take 1"]
+
+
+def test_the_batch_of_a_step_that_is_repeated_is_counted_once(tmp_path: Path) -> None:
+    trainer = interrupted_in(tmp_path, "forward")
+    asyncio.run(trainer.step())
+    assert trainer.counters.scored == 4
+
+
+def test_a_training_that_was_cut_off_by_a_second_interrupt_continues_with_the_next_call(tmp_path: Path) -> None:
+    class Impatient(Callback):
+        interrupts = 2
+
+        async def before_step(self, trainer: Trainer) -> None:
+            if self.interrupts:
+                self.interrupts = 0
+                trainer.interrupt()
+                raise KeyboardInterrupt
+
+    trainer = make_trainer(tmp_path, steps=2)
+    trainer.callbacks = [Impatient()]
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert trainer.train()["status"] == "finished" and trainer.version == 2
+
+
+def test_a_trainer_whose_checkpoint_could_not_be_loaded_does_not_start_without_it(tmp_path: Path) -> None:
+    class Failing(FakeLearner):
+        loads = 0
+
+        def load(self, folder: Path) -> None:
+            self.loads += 1
+            if self.loads == 1:
+                raise RunError("a rank died")
+
+    trainer = make_trainer(tmp_path)
+    asyncio.run(trainer.step())
+    trainer.save()
+    resumed = Trainer(trainer.plan, rollouts=ScriptedRollouts(trainer.plan), learner=Failing(), resume_from=1)
+    with pytest.raises(RunError, match="a rank died"):
+        resumed.train()
+    asyncio.run(resumed.prepare())
+    assert resumed.version == 1 and resumed.learner.loads == 2
+
+
 def test_groups_without_a_reward_are_filtered_and_no_update_is_taken(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, algorithm={"use": "grpo", "kl_coef": 0.0, "filters": ["nonzero_variance"]})
     rollouts = ScriptedRollouts(plan, reward=lambda task, rollout: float(rollout) if task else 0.0)
