@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from copy import copy
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from random import Random
 from typing import Any, ClassVar
 
@@ -84,8 +84,15 @@ class Lake:
 
     def __init__(self, rows: list[str], is_slippery: bool, seed: int) -> None:
         self._tiles = [[_TILES[letter] for letter in row] for row in rows]
-        self._env = copy(_lake(tuple(rows), is_slippery))
-        self._place, _ = self._env.reset(seed=seed)
+        self._rows, self._is_slippery, self._seed = tuple(rows), is_slippery, seed
+        self._place = "".join(rows).index("S")
+
+    @cached_property
+    def _env(self) -> Any:
+        """Gymnasium's environment, made at the first step: a source of levels only looks at their first observation."""
+        env = copy(_lake(self._rows, self._is_slippery))
+        env.reset(seed=self._seed)
+        return env
 
     def act(self, action: int) -> Outcome:
         """Take a step; action numbers are gymnasium's."""

@@ -61,8 +61,9 @@ def levels(
         raise OptionError("tasks 'levels'", [("environment", "expected the name of an environment")])
     if demonstrations is not None and not 0 <= demonstrations <= 1:
         raise OptionError("tasks 'levels'", [("demonstrations", f"expected a share from 0 to 1, got {demonstrations}")])
-    maker = _Maker(environment.name, dict(environment.options), split, seed, chat, demonstrations)
-    maker(0)  # an environment that cannot be created fails here, not in the middle of a run
+    made = rlsdk.load("environment", environment.name, **environment.options)
+    maker = _Maker(environment.name, dict(environment.options), made, split, seed, chat, demonstrations)
+    maker(0)  # an environment without levels fails here, not in the middle of a run
     return TaskList(maker, size)
 
 
@@ -72,6 +73,7 @@ class _Maker:
 
     name: str
     options: dict[str, Any]
+    environment: Any
     split: Literal["train", "test"]
     seed: int
     chat: bool
@@ -80,8 +82,7 @@ class _Maker:
     def __call__(self, index: int) -> Task:
         """Create a task."""
         key = f"levels/{self.seed}/{self.split}/{index}"
-        environment = rlsdk.load("environment", self.name, **self.options)
-        level, text = self._level(environment, Random(key))
+        level, text = self._level(Random(key))
         return Task(
             id=f"{self.name}/{self.split}/{index}",
             prompt=(Message("user", text),) if self.chat else text,
@@ -90,15 +91,16 @@ class _Maker:
                 "environment": {"use": self.name, **self.options},
                 "split": self.split,
                 "index": index,
-                **self._demonstration(environment, level, Random(f"{key}/demonstration")),
+                **self._demonstration(level, Random(f"{key}/demonstration")),
             },
             source=self.name,
         )
 
-    def _demonstration(self, environment: Any, level: int, random: Random) -> dict[str, list[dict[str, str]]]:
+    def _demonstration(self, level: int, random: Random) -> dict[str, list[dict[str, str]]]:
         """Return a whole episode, as in the workflow `environment`, of an expert who sometimes errs."""
         if self.demonstrations is None:
             return {}
+        environment = self.environment
         if not hasattr(environment, "expert") or not hasattr(environment, "answers"):
             raise DataError(
                 f"tasks 'levels': environment {self.name!r} has no expert() and answers() to demonstrate it"
@@ -114,11 +116,11 @@ class _Maker:
                 return {"demonstration": episode}
             episode.append({"role": "user", "content": step.observation.content})
 
-    def _level(self, environment: Any, random: Random) -> tuple[int, str]:
+    def _level(self, random: Random) -> tuple[int, str]:
         """Return a seed whose level is in the split, and its first observation."""
         for _ in range(_MAX_DRAWS):
             level = int(random.random() * 2**31)
-            shown = environment.reset(level)
+            shown = self.environment.reset(level)
             if is_test(shown) == (self.split == "test"):
                 return level, shown.text
         raise DataError(
