@@ -47,7 +47,7 @@ class SeedGroup:
         if not seeds:
             return None
         # Runs of one seed are repetitions: they say nothing about the spread between seeds.
-        found = mean([float(np.mean(repeated)) for repeated in seeds.values()])
+        found = mean([float(np.mean(repeated)) for repeated in seeds.values()], metric)
         return {**found.as_json(), "seeds": len(seeds)}
 
     def curve(self, metric: str) -> tuple[Series, tuple[Series, Series] | None]:

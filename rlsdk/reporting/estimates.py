@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 
@@ -9,6 +10,10 @@ import attrs
 import numpy as np
 
 RESAMPLES = 5000
+_ACCURACY = re.compile(
+    r"(source/.+/)?accuracy/mean|raw/accuracy|eval/((?!workflow/).+/)?(sampled|greedy|(pass|all|maj)@\d+)"
+)
+"""Names of accuracies, of all tasks and of one source."""
 
 
 @attrs.frozen
@@ -30,13 +35,21 @@ class Estimate:
         return {"mean": self.value, "low": self.low, "high": self.high}
 
 
-def mean(values: Sequence[float]) -> Estimate:
-    """Estimate a mean by Student's t; a single value has no interval."""
+def mean(values: Sequence[float], metric: str = "") -> Estimate:
+    """Estimate a mean by Student's t; a single value has no interval.
+
+    Args:
+        values: One value per seed.
+        metric: Name of the metric; the interval of an accuracy stays between 0 and 1.
+    """
     middle = statistics.fmean(values)
     if len(values) < 2:
         return Estimate(middle)
     reach = student_95(len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
-    return Estimate(middle, middle - reach, middle + reach)
+    low, high = middle - reach, middle + reach
+    if _ACCURACY.fullmatch(metric) and all(0 <= value <= 1 for value in values):
+        low, high = max(low, 0.0), min(high, 1.0)
+    return Estimate(middle, low, high)
 
 
 def interquartile_mean(scores: Mapping[str, Sequence[float]]) -> Estimate:

@@ -33,16 +33,18 @@ class ResultRow:
         group: Settings: key -> value.
         values: Seed -> value of the metric; runs without a value are omitted.
         runs: Names of the runs.
+        metric: Name of the metric.
     """
 
     group: Mapping[str, str]
     values: Mapping[int, float]
     runs: tuple[str, ...]
+    metric: str
 
     @property
     def estimate(self) -> Estimate | None:
         """Mean over seeds; None if there is no value."""
-        return mean([*self.values.values()]) if self.values else None
+        return mean([*self.values.values()], self.metric) if self.values else None
 
 
 @attrs.frozen
@@ -94,7 +96,7 @@ def rows_of(outcomes: Sequence[RunOutcome], metric: str, *, minimize: bool = Fal
     for group, some in groups.items():
         values = {each.run.seed: each.run.result(metric) for each in some if each.status == 0}
         found = {seed: value for seed, value in values.items() if value is not None}
-        rows.append(ResultRow(dict(group), found, tuple(each.run.name for each in some)))
+        rows.append(ResultRow(dict(group), found, tuple(each.run.name for each in some), metric))
     sign = 1 if minimize else -1
 
     def rank(row: ResultRow) -> tuple[bool, float]:

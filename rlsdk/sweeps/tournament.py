@@ -30,11 +30,13 @@ class Standing:
         algorithm: The algorithm, as given.
         scores: Task -> seed -> score; runs without a score are omitted.
         missing: Names of the runs without a score.
+        metric: Name of the metric that is the score.
     """
 
     algorithm: str
     scores: Mapping[str, Mapping[int, float]]
     missing: tuple[str, ...]
+    metric: str
 
     @property
     def whole(self) -> Estimate | None:
@@ -45,7 +47,7 @@ class Standing:
 
     def task(self, name: str) -> Estimate | None:
         """Mean over a task's seeds; None without a score."""
-        return mean([*self.scores[name].values()]) if self.scores[name] else None
+        return mean([*self.scores[name].values()], self.metric) if self.scores[name] else None
 
 
 def parted(entries: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -129,7 +131,7 @@ def standings(outcomes: Sequence[RunOutcome], metric: str) -> list[Standing]:
             missing.setdefault(run.group["algorithm"], []).append(run.name)
         else:
             seeds[run.seed] = value
-    found = [Standing(name, each, tuple(missing.get(name, ()))) for name, each in scores.items()]
+    found = [Standing(name, each, tuple(missing.get(name, ())), metric) for name, each in scores.items()]
     return sorted(found, key=lambda each: (each.whole is None, -each.whole.value if each.whole else 0.0))
 
 

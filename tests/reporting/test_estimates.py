@@ -18,6 +18,19 @@ def test_interval_of_a_mean_is_students() -> None:
 
 
 @pytest.mark.parametrize(
+    "metric",
+    ["accuracy/mean", "source/a/accuracy/mean", "raw/accuracy", "eval/greedy", "eval/a/b/sampled", "eval/pass@8"],
+)
+def test_interval_of_an_accuracy_stays_between_0_and_1(metric: str) -> None:
+    assert mean([0.1, 0.9], metric) == Estimate(0.5, 0.0, 1.0)
+
+
+@pytest.mark.parametrize("metric", ["", "reward/mean", "eval/sampled_reward", "eval/workflow/sampled", "eval/length"])
+def test_interval_of_another_metric_is_not_cut(metric: str) -> None:
+    assert mean([0.1, 0.9], metric) == mean([0.1, 0.9]) != Estimate(0.5, 0.0, 1.0)
+
+
+@pytest.mark.parametrize(
     ("values", "expected"),
     [([5.0], 5.0), ([1.0, 3.0], 2.0), ([0.0, 1.0, 2.0, 9.0], 1.5), ([0.0, 1.0, 2.0, 3.0, 100.0], 2.0)],
 )

@@ -184,11 +184,14 @@ def test_seeds_are_one_group_with_a_confidence_interval(tmp_path: Path) -> None:
     assert {label: len(folders) for label, folders in found["groups"].items()} == {"a": 2, "fast": 1}
     assert found["differences"] == {"learner.lr": {"a": 0.001, "fast": 0.01}}
     held_out = found["metrics"]["eval/sampled"]
-    # mean 0.55, standard deviation 0.0707, standard error 0.05, t of one degree of freedom 12.706
-    low, high = pytest.approx(0.55 - 0.6353), pytest.approx(0.55 + 0.6353)
-    assert held_out["a"] == {"mean": pytest.approx(0.55), "low": low, "high": high, "seeds": 2}
+    # Student's interval would be 0.55 ± 0.6353; an accuracy is between 0 and 1.
+    assert held_out["a"] == {"mean": pytest.approx(0.55), "low": 0.0, "high": 1.0, "seeds": 2}
     assert held_out["fast"] == {"mean": 0.2, "low": None, "high": None, "seeds": 1}
-    assert found["metrics"]["reward/mean"]["fast"]["mean"] == pytest.approx(0.155)  # mean of steps 11 to 20
+    rewards = found["metrics"]["reward/mean"]  # of steps 11 to 20: 0.3875 and 0.465
+    assert rewards["fast"]["mean"] == pytest.approx(0.155)
+    # mean 0.42625, standard deviation 0.0548, standard error 0.03875, t of one degree of freedom 12.706
+    low, high = pytest.approx(0.42625 - 0.49236, abs=1e-4), pytest.approx(0.42625 + 0.49236, abs=1e-4)
+    assert rewards["a"] == {"mean": pytest.approx(0.42625), "low": low, "high": high, "seeds": 2}
 
 
 def test_repetitions_of_a_seed_are_no_evidence_about_seeds(tmp_path: Path) -> None:

@@ -163,6 +163,7 @@ def test_rows_are_means_over_seeds_best_first_and_failures_are_named(config: Pat
     assert first.reason == "learner rank 0 failed in start: no memory" and second.reason == "it left no log"
     found = as_json(folder, "eval/sampled", rows, [first, second])
     assert found["rows"][0]["values"] == {"0": 0.6, "1": 0.6} and found["rows"][0]["low"] == pytest.approx(0.6)
+    assert (found["rows"][1]["low"], found["rows"][1]["high"]) == (0.0, 1.0)  # an accuracy
     assert runs[0].result("reward/mean") == 0.1
     with pytest.raises(
         RunError,
@@ -350,6 +351,7 @@ def test_a_tournament_is_algorithms_by_tasks_by_seeds_and_ranked(config: Path) -
     assert found[2].whole is None and len(found[2].missing) == 2
     plain = tournament.as_json("x", "eval/sampled", 2, found, failures_of(outcomes))
     assert plain["algorithms"][0]["tasks"]["two"]["values"] == {"0": 0.8, "1": pytest.approx(0.82)}
+    assert plain["algorithms"][2]["tasks"]["one"]["high"] == 1.0  # an accuracy
     assert plain["algorithms"][2]["interquartile_mean"] is None and len(plain["failed"]) == 2
 
 
