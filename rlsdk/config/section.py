@@ -12,7 +12,7 @@ import attrs
 
 from rlsdk.components import Use
 from rlsdk.contracts import RewardSpec
-from rlsdk.options import CONVERTER, Mismatches, structure
+from rlsdk.options import CONVERTER, Mismatches, structure, unknown
 
 Named: TypeAlias = str | Use | Mapping[str, Any] | Callable[..., Any]
 """A component: its name, a `Use`, a mapping with `use`, a marked object, or a result of `rlsdk.load`."""
@@ -25,7 +25,14 @@ class Section:
     _given: frozenset[str]
 
     def __new__(cls, *_: Any, **values: Any) -> Self:
-        """Create a section; attrs sets its values."""
+        """Create a section; attrs sets its values.
+
+        Raises:
+            TypeError: A keyword is not a key of this section.
+        """
+        keys = attrs.fields_dict(cast("type[attrs.AttrsInstance]", cls))
+        if wrong := [name for name in values if name not in keys]:
+            raise TypeError(f"{cls.__name__}: {'; '.join(unknown('key', name, keys) for name in wrong)}")
         made = super().__new__(cls)
         object.__setattr__(made, "_given", frozenset(values))
         return made

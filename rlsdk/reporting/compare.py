@@ -9,13 +9,12 @@ from typing import Any
 import attrs
 import numpy as np
 
-from rlsdk.config.paths import absolute_paths, noted_folder
-from rlsdk.config.tree import leaves, spelled_out
 from rlsdk.contracts import Series
 from rlsdk.plurals import counted
 from rlsdk.reporting.estimates import mean
 from rlsdk.reporting.page import chart, page, table
 from rlsdk.reporting.report import FinishedRun
+from rlsdk.reporting.settings import comparable
 from rlsdk.runlog.report import source_label
 
 METRICS = ("reward/mean", "accuracy/mean", "eval/sampled", "eval/greedy", "rollouts/length", "time/step")
@@ -67,7 +66,7 @@ class SeedGroup:
 def grouped(runs: Sequence[FinishedRun]) -> list[SeedGroup]:
     """Group runs that differ only in their seed."""
     found: dict[str, list[FinishedRun]] = {}
-    for run, settings in zip(runs, _settings(runs), strict=True):
+    for run, settings in zip(runs, comparable(runs), strict=True):
         rest = {path: value for path, value in settings.items() if path not in BY_SEED}
         found.setdefault(json.dumps(rest, sort_keys=True, default=str), []).append(run)
     groups: list[SeedGroup] = []
@@ -77,19 +76,9 @@ def grouped(runs: Sequence[FinishedRun]) -> list[SeedGroup]:
     return groups
 
 
-def _settings(runs: Sequence[FinishedRun]) -> list[dict[str, Any]]:
-    """Return the settings of runs, with paths that can be compared, even of runs started in different folders."""
-    folders = [noted_folder(run.config_text, run.folder) for run in runs]
-    known = None not in folders
-    return [
-        dict(leaves(absolute_paths(spelled_out(run.config), folder if known else None)))
-        for run, folder in zip(runs, folders, strict=True)
-    ]
-
-
 def differences(groups: Sequence[SeedGroup]) -> dict[str, dict[str, Any]]:
-    """Return the settings that differ between groups: path -> label -> value; None if a file does not set it."""
-    first = _settings([group.runs[0] for group in groups])
+    """Return the settings that differ between groups: path -> label -> value; None if a run has no such setting."""
+    first = comparable([group.runs[0] for group in groups])
     settings = {group.label: each for group, each in zip(groups, first, strict=True)}
     paths = sorted({path for each in settings.values() for path in each} - set(BY_SEED))
     found = {path: {label: each.get(path) for label, each in settings.items()} for path in paths}

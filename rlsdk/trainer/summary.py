@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -44,6 +45,7 @@ class LearningMonitor:
 
     Attributes:
         limit: Number of consecutive steps that taught nothing after which the run ends; None for no limit.
+        run: Folder of the run, for commands in messages.
         taught: Number of steps that taught something since the run began.
         empty: Number of latest consecutive steps that taught nothing.
         solved: True if the last step was empty because every rollout was right.
@@ -55,6 +57,7 @@ class LearningMonitor:
     """
 
     limit: int | None
+    run: Path
     taught: int = 0
     empty: int = 0
     solved: bool = False
@@ -74,7 +77,7 @@ class LearningMonitor:
         self.taught += taught
         self.empty = 0 if taught else self.empty + 1
         self.solved = not taught and metrics.get("accuracy/mean") == 1
-        self.why = "" if taught else reason(metrics, role)
+        self.why = "" if taught else reason(metrics, self.run, role)
         self.stuck = self.limit is not None and self.empty >= self.limit
         self.diverged = self.diverged + 1 if skips_all(metrics, role) and self.diverged == self._steps else 0
         self._steps += 1
@@ -129,8 +132,8 @@ def skips_all(metrics: Mapping[str, float], role: TrainedRole) -> bool:
     return bool(metrics.get(f"{role}/skipped_updates")) and f"{role}/grad_norm" not in metrics
 
 
-def reason(metrics: Mapping[str, float], role: TrainedRole = "actor") -> str:
-    """Return why a step taught nothing, and what to do about it."""
+def reason(metrics: Mapping[str, float], run: Path, role: TrainedRole = "actor") -> str:
+    """Return why a step of the run in a folder taught nothing, and what to do about it."""
     if metrics.get(f"{role}/skipped_updates"):
         return (
             "every update was skipped, since its loss or gradient was not finite; look for a division by zero, a "
@@ -149,12 +152,12 @@ def reason(metrics: Mapping[str, float], role: TrainedRole = "actor") -> str:
             "of at least 1, unless the reward gives a metric `correct`)"
         )
     if "reward/mean" in metrics and metrics["reward/std"] < EQUAL:
-        cut = metrics.get("rollouts/truncated", 0.0)
+        cut, folder = metrics.get("rollouts/truncated", 0.0), shlex.quote(str(run))
         return (
             f"every rollout earned {metrics['reward/mean']:g}"
             + (f", and {cut:.0%} were cut off at sampling.max_tokens" if cut > 0.5 else "")
-            + "; `rlsdk rollouts RUN` shows the answers, and `rlsdk diagnose RUN` whether earlier ones were better. If "
-            "none were, change the reward, use easier tasks, or sample more rollouts of each task (group_size)"
+            + f"; `rlsdk rollouts {folder}` shows the answers, and `rlsdk diagnose {folder}` whether earlier ones were "
+            "better. If none were, change the reward, use easier tasks, or sample more rollouts of each task (group_size)"
         )
     if metrics.get(NONZERO, 0.0) > 0 and metrics.get("actor/grad_norm") == 0:
         return (

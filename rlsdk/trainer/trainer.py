@@ -136,7 +136,7 @@ class Trainer:
             most_uses=section.replay.most_uses,
             young=limits.young,
         )
-        self.monitor = LearningMonitor(config.max_empty_steps)
+        self.monitor = LearningMonitor(config.max_empty_steps, plan.folder)
         self.counters, self.times = RunCounters(), RunTimes()
         self.timer = Timer()
         self.closed: Sequence[Entry] = ()

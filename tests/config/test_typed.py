@@ -108,3 +108,16 @@ def test_a_mapping_may_hold_uses_and_sections(file: Path) -> None:
 def test_a_use_takes_options_as_keywords_or_as_a_mapping() -> None:
     assert rlsdk.Use("x", {"a": 1}, b=2) == rlsdk.Use("x", a=1, b=2)
     assert rlsdk.Use("x", name="an option", options=3).options == {"name": "an option", "options": 3}
+
+
+@pytest.mark.parametrize(
+    ("section", "keyword", "said"),
+    [
+        (rlsdk.Config, "nam", "Config: unknown key 'nam', did you mean 'name'?"),
+        (rlsdk.Config.Sampling, "temprature", "SamplingSection: unknown key 'temprature', did you mean 'temperature'?"),
+    ],
+)
+def test_a_misspelt_keyword_is_answered_with_the_nearest_key(section: type, keyword: str, said: str) -> None:
+    with pytest.raises(TypeError) as error:
+        section(**{keyword: 1})
+    assert str(error.value).startswith(said)

@@ -239,6 +239,45 @@ def test_a_name_and_its_long_form_are_the_same_setting(tmp_path: Path) -> None:
     assert "algorithm" not in found["differences"] and "reward[0]" not in found["differences"]
 
 
+@pytest.mark.parametrize(
+    ("given", "path", "expected"),
+    [
+        ("sampling: {temperature: 0.7}", "sampling.temperature", (0.7, 1.0)),
+        ("learner: {grad_clip: 0.5}", "learner.grad_clip", (0.5, 1.0)),
+        ("learner: {betas: [0.8, 0.95]}", "learner.betas[0]", (0.8, 0.9)),
+        ("engine: transformers", "engine.use", ("transformers", "vllm")),
+        ("algorithm: {kl_coef: 0}", "algorithm.kl_coef", (0, 0.04)),
+        ("algorithm: {policy_loss: {clip_low: 0.1}}", "algorithm.policy_loss.clip_low", (0.1, 0.2)),
+        ("algorithm: {policy_loss: {use: gspo}}", "algorithm.policy_loss.use", ("gspo", "ppo")),
+        ("reward: {use: countdown, weight: 2.0}", "reward[0].weight", (2.0, 1.0)),
+        ("eval: {environments: {workers: 2}}", "eval.environments.workers", (2, None)),
+        ("learner: {lr: {from: 1.0e-3, to: 0.0, over: 9}}", "learner.lr.from", (1e-3, None)),
+        ("workflow: mine.py:play", "workflow.use", ("mine.py:play", None)),
+    ],
+)
+def test_a_setting_that_only_one_run_gives_is_compared_with_the_default(
+    tmp_path: Path, given: str, path: str, expected: tuple[Any, Any]
+) -> None:
+    runs = []
+    for name, more in (("one", yaml.safe_load(given)), ("other", {})):
+        config = {"reward": "countdown", **more}
+        (make_run(tmp_path, name) / "config.yaml").write_text(yaml.safe_dump({"name": name, **config}))
+        runs.append(read_run(tmp_path / name))
+    found = comparison(runs)
+    assert tuple(found["differences"][path].values()) == expected
+    shown = CliRunner(env={"COLUMNS": "200"}).invoke(root, ["compare", *(str(run.folder) for run in runs)])
+    row = next(line for line in shown.output.splitlines() if path in line)
+    assert str(expected[1]) in row if expected[1] is not None else "–" in row
+
+
+def test_a_default_that_is_given_is_no_difference(tmp_path: Path) -> None:
+    paths = [make_run(tmp_path, name, seed=seed) for seed, name in enumerate(("one", "two"))]
+    file = paths[0] / "config.yaml"
+    file.write_text(file.read_text() + "sampling: {temperature: 1.0}\nalgorithm: {policy_loss: {clip_low: 0.2}}\n")
+    found = comparison([read_run(path) for path in paths])
+    assert found["differences"] == {} and found["groups"].keys() == {"one"}
+
+
 def test_the_winner_is_named_by_task_and_one_seed_is_never_clear(tmp_path: Path) -> None:
     winners = comparison([read_run(path) for path in three(tmp_path)])["winners"]
     assert {task: each["run"] for task, each in winners.items()} == {"all": "a", "easy": "a", "hard": "fast"}

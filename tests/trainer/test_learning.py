@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -10,12 +11,13 @@ from rlsdk.rollout.step_batch import pack
 from rlsdk.trainer.summary import LearningMonitor, reason, teaches
 from rlsdk.types import Group, Rollout, Score, Task
 
+RUN = Path("runs/my run")
 WRONG = {"reward/mean": 0.0, "reward/std": 0.0, "accuracy/mean": 0.0, "groups/trained": 1.0}
 RIGHT = {"reward/mean": 1.0, "reward/std": 0.0, "accuracy/mean": 1.0, "groups/trained": 0.0}
 
 
 def after(*steps: bool, limit: int | None = 3, metrics: dict[str, float] = WRONG) -> LearningMonitor:
-    learning = LearningMonitor(limit)
+    learning = LearningMonitor(limit, RUN)
     for taught in steps:
         learning.note(metrics, taught=taught)
     return learning
@@ -33,7 +35,7 @@ def test_empty_steps_in_a_row_end_the_run_and_others_between_do_not() -> None:
 def test_a_run_that_trained_nothing_has_failed_however_short() -> None:
     assert after(False, False).fault(2).startswith("nothing was learned in this run (2 steps): every")
     assert after(True, False, False).fault(3) == ""
-    assert LearningMonitor(3).fault(0) == ""
+    assert LearningMonitor(3, RUN).fault(0) == ""
 
 
 def test_a_model_that_has_learned_to_solve_all_its_tasks_ends_well_and_early() -> None:
@@ -45,7 +47,7 @@ def test_a_model_that_has_learned_to_solve_all_its_tasks_ends_well_and_early() -
 
 
 def test_counts_come_back_from_a_checkpoint_and_one_more_step_is_taken_before_it_ends_again() -> None:
-    resumed = LearningMonitor(3)
+    resumed = LearningMonitor(3, RUN)
     resumed.restore(json.loads(json.dumps(after(True, False, False, False).state())))
     assert not resumed.stuck
     resumed.note(WRONG, taught=False)
@@ -56,7 +58,7 @@ SKIPPED = {**WRONG, "actor/skipped_updates": 2.0}
 
 
 def test_a_resumed_run_whose_every_update_was_skipped_has_failed() -> None:
-    resumed = LearningMonitor(None)
+    resumed = LearningMonitor(None, RUN)
     resumed.restore(after(True, True).state())
     for _ in range(2):
         resumed.note(SKIPPED, taught=False)
@@ -73,7 +75,8 @@ def test_a_resumed_run_whose_every_update_was_skipped_has_failed() -> None:
         ({**WRONG, "reward/mean": 0.1, "reward/std": 1e-17}, "every rollout earned 0.1"),
         ({**WRONG, "rollouts/tokens": 0.0}, "does the workflow await chat.sample()"),
         ({**WRONG, "rollouts/tokens": 0.0, "rollouts/truncated": 1.0}, "leave no room for an answer; raise model.max_"),
-        ({**WRONG, "rollouts/truncated": 0.9}, ", and 90% were cut off at sampling.max_tokens; `rlsdk rollouts RUN`"),
+        ({**WRONG, "rollouts/truncated": 0.9}, ", and 90% were cut off at sampling.max_tokens; `rlsdk rollouts 'runs/my run'` "),
+        (WRONG, "and `rlsdk diagnose 'runs/my run'` whether earlier ones were better"),
         ({**WRONG, "reward/std": 0.5, "groups/trained": 0.0}, "algorithm.filters left out every group"),
         ({**WRONG, "reward/std": 0.5}, "the rollouts of each task earned the same"),
         ({"groups/trained": 0.0}, "no rollout with a valid score"),
@@ -81,7 +84,7 @@ def test_a_resumed_run_whose_every_update_was_skipped_has_failed() -> None:
     ],
 )
 def test_the_reason_names_what_to_change(metrics: dict[str, float], said: str) -> None:
-    assert said in reason(metrics)
+    assert said in reason(metrics, RUN)
 
 
 def test_a_step_teaches_by_advantages_or_by_what_experts_wrote() -> None:
@@ -103,7 +106,7 @@ def test_a_step_whose_gradient_is_zero_teaches_nothing() -> None:
     assert batch is not None
     metrics = {**WRONG, "reward/std": 0.5, "advantages/nonzero": 1.0, "actor/grad_norm": 0.0}
     assert not teaches(batch, metrics)
-    assert "policy loss does not depend on x.logprobs" in reason(metrics)
+    assert "policy loss does not depend on x.logprobs" in reason(metrics, RUN)
 
 
 def test_a_step_that_warms_up_the_critic_teaches_what_the_critic_learns() -> None:
@@ -115,6 +118,6 @@ def test_a_step_that_warms_up_the_critic_teaches_what_the_critic_learns() -> Non
     assert not teaches(batch, {**learned, "critic/grad_norm": 0.0}, "critic")
     skipped = {"critic/skipped_updates": 1.0, "advantages/nonzero": 1.0}
     assert not teaches(batch, skipped, "critic")
-    monitor = LearningMonitor(1)
+    monitor = LearningMonitor(1, RUN)
     monitor.note({**WRONG, **skipped}, taught=False, role="critic")
     assert "gradient was not finite" in monitor.fault(1)
