@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-import signal
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -27,6 +26,7 @@ from rlsdk.errors import CheckpointError, ConfigError, RlsdkError, RunError
 from rlsdk.isolation.reaper import reaped
 from rlsdk.isolation.scratch import scratch_folder
 from rlsdk.isolation.watching import main_loop
+from rlsdk.loops.signals import on_interrupt
 from rlsdk.readiness.checks import machine
 from rlsdk.runlog.folder import remove_compiled
 from rlsdk.runlog.logs import log_console, log_to
@@ -176,13 +176,12 @@ class _Serving:
         self._server = PublicServer(self._service, options, lambda: self._counters)
 
     async def run(self, taken: socket.socket, first: Weights | None, ready: Callable[[str, int | None], None]) -> None:
-        loop, ended, forced = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+        ended, forced = asyncio.Event(), asyncio.Event()
 
         def end() -> None:
             (forced if ended.is_set() else ended).set()
 
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, end)
+        on_interrupt(end)
         self._service.step = 0
         with main_loop():
             if first is not None:

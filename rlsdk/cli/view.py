@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import webbrowser
 from pathlib import Path
 
@@ -51,12 +50,12 @@ def view(runs: tuple[str, ...], port: int | None, host: str, no_open: bool, stud
 
 async def _view(runs: tuple[str, ...], port: int | None, host: str, *, opens: bool, studio: bool) -> None:
     from rlsdk.errors import EnvironmentFault
+    from rlsdk.loops.signals import on_interrupt
     from rlsdk.viewer.service import ViewerService, new_token, secret, serve
     from rlsdk.viewer.studio.studio import Studio
 
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, ended.set)
+    ended = asyncio.Event()
+    on_interrupt(ended.set)
     if studio:  # with a token on any address: other users of this machine can reach loopback, too
         service = ViewerService(runs, token=secret(), studio=Studio(Path.cwd()))
     else:

@@ -1,4 +1,4 @@
-"""Signal handling: Ctrl-C, SIGTERM or SIGHUP ends a run after its step, a second one at once; SIGUSR1 saves it."""
+"""Signal handling: of a run, which Ctrl-C, SIGTERM or SIGHUP ends after its step, and of servers."""
 
 from __future__ import annotations
 
@@ -17,6 +17,13 @@ INTERRUPTED = 130
 """Exit status of a program that a signal ended."""
 GRACE_SECONDS = 10.0
 """Seconds that an immediate end may take; then the process just exits."""
+
+
+def on_interrupt(call: Callable[[], object]) -> None:
+    """Call a function in the running event loop at each Ctrl-C or SIGTERM, which then end nothing by themselves."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, call)
 
 
 @contextmanager

@@ -28,6 +28,7 @@ import attrs
 from packaging.requirements import Requirement
 
 from rlsdk import preflight
+from rlsdk.cluster.compiled import compiler_programs
 from rlsdk.cluster.health import unreachable
 from rlsdk.errors import described
 from rlsdk.isolation import sandbox
@@ -201,7 +202,7 @@ def cuda_of_torch() -> str:
 
 
 def _compiler() -> Diagnosis:
-    compiler = os.environ.get("CXX", "g++")
+    (compiler,) = compiler_programs()
     if path := shutil.which(compiler):
         return Diagnosis("C++ compiler", "ok", path)
     remedy = "apt install g++ (or set CXX): vLLM on CPUs, DeepSpeed and torch.compile need it"

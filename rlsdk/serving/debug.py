@@ -11,7 +11,6 @@ import itertools
 import json
 import logging
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,6 +30,7 @@ from rlsdk.engines.starting import engine_clocks, engines_alone
 from rlsdk.errors import ConfigError, DataError, EngineError
 from rlsdk.isolation.reaper import reaped
 from rlsdk.isolation.watching import main_loop
+from rlsdk.loops.signals import on_interrupt
 from rlsdk.readiness.checks import machine
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.generator import RolloutGenerator, first_error
@@ -93,9 +93,8 @@ def serve_engines(plan: Plan, ready: Callable[[str], None]) -> None:
 
 
 async def _serve(plan: Plan, engines: list[Any], ready: Callable[[str], None]) -> None:
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, ended.set)
+    ended = asyncio.Event()
+    on_interrupt(ended.set)
     place = (await endpoint()).mount(EngineService.of(plan, engines).routes)
     with main_loop(), _announced(plan.folder / FILE, place.base_url):
         ready(place.base_url)

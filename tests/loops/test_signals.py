@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from rlsdk.loops.signals import handled
+from rlsdk.loops.signals import handled, on_interrupt
 
 BLOCKED = """
     import asyncio, time
@@ -40,6 +40,19 @@ def test_the_second_signal_ends_a_process_whose_loop_is_blocked(number):
     process.send_signal(number)
     _, errors = process.communicate(timeout=30)
     assert process.returncode != 0 and "KeyboardInterrupt" in errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_server_is_told_of_each_signal_and_not_interrupted(number: signal.Signals) -> None:
+    async def serve() -> int:
+        told = asyncio.Queue[None]()
+        on_interrupt(lambda: told.put_nowait(None))
+        for _ in range(2):
+            os.kill(os.getpid(), number)
+            await asyncio.wait_for(told.get(), 30)
+        return told.qsize()
+
+    assert asyncio.run(serve()) == 0
 
 
 def test_the_third_signal_ends_even_code_that_catches_interrupts():

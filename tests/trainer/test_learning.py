@@ -75,7 +75,10 @@ def test_a_resumed_run_whose_every_update_was_skipped_has_failed() -> None:
         ({**WRONG, "reward/mean": 0.1, "reward/std": 1e-17}, "every rollout earned 0.1"),
         ({**WRONG, "rollouts/tokens": 0.0}, "does the workflow await chat.sample()"),
         ({**WRONG, "rollouts/tokens": 0.0, "rollouts/truncated": 1.0}, "leave no room for an answer; raise model.max_"),
-        ({**WRONG, "rollouts/truncated": 0.9}, ", and 90% were cut off at sampling.max_tokens; `rlsdk rollouts 'runs/my run'` "),
+        (
+            {**WRONG, "rollouts/truncated": 0.9},
+            ", and 90% were cut off at sampling.max_tokens; `rlsdk rollouts 'runs/my run'` ",
+        ),
         (WRONG, "and `rlsdk diagnose 'runs/my run'` whether earlier ones were better"),
         ({**WRONG, "reward/std": 0.5, "groups/trained": 0.0}, "algorithm.filters left out every group"),
         ({**WRONG, "reward/std": 0.5}, "the rollouts of each task earned the same"),
