@@ -94,7 +94,7 @@ def packages(needed: Iterable[str], what: str) -> list[str]:
         One message per distribution that is not installed.
     """
     wanted = [[each.strip() for each in name.split("|")] for name in needed]
-    missing = [names[0] for names in wanted if not any(map(version, names))]
+    missing = dict.fromkeys(names[0] for names in wanted if not any(map(version, names)))
     return [f"{what} needs {name}, which is not installed: pip install {name}" for name in missing]
 
 

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar, Literal, TextIO
+from urllib.parse import urlsplit
 
 import rlsdk
 from rlsdk.contracts import Run
@@ -171,16 +172,23 @@ class WandbTracker(_ServiceRun):
 class MlflowTracker:
     """MLflow (extra `mlflow`)."""
 
-    requires: ClassVar = ("mlflow | mlflow-skinny",)
-
     def __init__(self, *, uri: str | None = None, experiment: str = "rlsdk") -> None:
         """Create the tracker; nothing is opened yet.
 
         Args:
-            uri: Tracking server or folder; null for MLFLOW_TRACKING_URI.
+            uri: Tracking server or database; null for MLFLOW_TRACKING_URI or, if it is not set, a database in the
+                working folder.
             experiment: Experiment that the run belongs to.
         """
         self._uri, self._experiment = uri, experiment
+
+    @property
+    def requires(self) -> tuple[str, ...]:
+        """Packages: MLflow's client (`mlflow-skinny`) suffices for a server, but not for a database."""
+        uri = self._uri or os.environ.get("MLFLOW_TRACKING_URI", "")
+        scheme = urlsplit(uri).scheme.partition("+")[0]
+        in_database = not uri or scheme in ("sqlite", "postgresql", "mysql", "mssql")
+        return ("mlflow | mlflow-skinny", *(["mlflow | alembic"] if in_database else []))
 
     def open(self, run: Run) -> None:
         """Start or continue the run on the tracking server."""

@@ -157,7 +157,7 @@ def reason(metrics: Mapping[str, float], run: Path, role: TrainedRole = "actor")
             f"every rollout earned {metrics['reward/mean']:g}"
             + (f", and {cut:.0%} were cut off at sampling.max_tokens" if cut > 0.5 else "")
             + f"; `rlsdk rollouts {folder}` shows the answers, and `rlsdk diagnose {folder}` whether earlier ones were "
-            "better. If none were, change the reward, use easier tasks, or sample more rollouts of each task (group_size)"
+            "better. If none were, change the reward, use easier tasks, or sample more rollouts of each (group_size)"
         )
     if metrics.get(NONZERO, 0.0) > 0 and metrics.get("actor/grad_norm") == 0:
         return (

@@ -13,6 +13,7 @@ import rlsdk
 from rlsdk.contracts import Run
 from rlsdk.isolation.reaper import MARK, marked
 from rlsdk.plugins import Plugins
+from rlsdk.preflight import packages, version
 from rlsdk.runlog.observers import Observers, ObserverThread
 from rlsdk.runlog.trackers import MlflowTracker, SwanlabTracker, TensorboardTracker, TrackioTracker, WandbTracker
 
@@ -211,6 +212,28 @@ def test_mlflow_resumes_its_own_run(tmp_path, monkeypatch):
     history = client.get_metric_history(found.info.run_id, "eval/pass_at_1")
     assert [(m.step, m.value) for m in history] == [(1, 0.5), (2, 1.5)]
     assert found.info.status == "FINISHED"
+
+
+@pytest.mark.parametrize(
+    ("uri", "database"),
+    [
+        (None, True),
+        ("sqlite:///runs.db", True),
+        ("postgresql+psycopg://db/runs", True),
+        ("http://tracking:5000", False),
+        ("databricks", False),
+        ("file:///tracking", False),
+    ],
+)
+def test_mlflow_with_a_database_needs_more_than_its_client(monkeypatch, uri, database):
+    needs = "tracker mlflow needs mlflow, which is not installed: pip install mlflow"
+    if version("mlflow") or version("alembic") or not version("mlflow-skinny"):
+        pytest.skip("of MLflow, only the client must be installed")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert packages(MlflowTracker(uri=uri).requires, "tracker mlflow") == [needs] * database
+    if uri is not None:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+        assert packages(MlflowTracker().requires, "tracker mlflow") == [needs] * database
 
 
 def test_swanlab_works_offline_by_itself_and_resumes_its_own_run(tmp_path, no_login, monkeypatch, caplog):

@@ -79,6 +79,7 @@ def test_a_resumed_run_whose_every_update_was_skipped_has_failed() -> None:
             {**WRONG, "rollouts/truncated": 0.9},
             ", and 90% were cut off at sampling.max_tokens; `rlsdk rollouts 'runs/my run'` ",
         ),
+        ({**WRONG, "rollouts/truncated": 0.9}, ", and 90% were cut off at sampling.max_tokens; `rlsdk rollouts"),
         (WRONG, "and `rlsdk diagnose 'runs/my run'` whether earlier ones were better"),
         ({**WRONG, "reward/std": 0.5, "groups/trained": 0.0}, "algorithm.filters left out every group"),
         ({**WRONG, "reward/std": 0.5}, "the rollouts of each task earned the same"),
