@@ -13,9 +13,9 @@ from typing import Any
 import attrs
 
 from rlsdk.errors import ConfigError
+from rlsdk.migration.hydra import from_environment
 from rlsdk.migration.python_options import Unread
 from rlsdk.migration.reading import ForeignConfig, given, read
-from rlsdk.migration.references import from_environment
 from rlsdk.migration.rules import NOTES, Framework, Given, KeyRule, Status
 from rlsdk.migration.shared.tasks import UNREAD
 from rlsdk.migration.values import UnfitError

@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 
+from rlsdk.migration.hydra import from_environment
 from rlsdk.migration.python_options import (
     CLASS_PARSERS,
     GROUPS,
@@ -21,7 +22,6 @@ from rlsdk.migration.python_options import (
     OptionParser,
     Unread,
 )
-from rlsdk.migration.references import from_environment
 
 _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,

@@ -11,9 +11,8 @@ import attrs
 
 from rlsdk.errors import ConfigError
 from rlsdk.migration import python_files, shell
-from rlsdk.migration.hydra_yaml import parse_value, parse_yaml
+from rlsdk.migration.hydra import ReferenceResolver, from_environment, parse_value, parse_yaml, restored
 from rlsdk.migration.python_files import PythonConfig
-from rlsdk.migration.references import ReferenceResolver, from_environment, restored
 from rlsdk.migration.rules import Framework, Given, KeyRule
 from rlsdk.migration.values import text, texts
 

@@ -9,10 +9,8 @@ from posixpath import basename, dirname, normpath
 
 import attrs
 
-from rlsdk.migration.references import ENVIRONMENT, from_environment
-from rlsdk.migration.shell_arithmetic import computed
-from rlsdk.migration.shell_conditions import Branches, truth
-from rlsdk.migration.shell_words import ENDS, LITERAL, QUOTED, closing, split
+from rlsdk.migration.hydra import ENVIRONMENT, from_environment
+from rlsdk.migration.shell_words import ENDS, LITERAL, QUOTED, Branches, closing, computed, split, truth
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9]")

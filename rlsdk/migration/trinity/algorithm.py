@@ -7,8 +7,7 @@ from typing import Any
 
 from rlsdk.migration.rows import part
 from rlsdk.migration.rules import Given, KeyOutcome, KeyRule
-from rlsdk.migration.shared.algorithm import kl_penalty
-from rlsdk.migration.shared.learner import ZOO
+from rlsdk.migration.shared.learner import ZOO, kl_penalty
 from rlsdk.migration.values import Choice, flag, number, whole
 
 ALGORITHMS: Mapping[str, tuple[str, str, str]] = {

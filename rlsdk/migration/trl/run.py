@@ -1,18 +1,168 @@
-"""Tasks, rewards and engines of TRL."""
+"""Models, tasks, tools and engines of TRL."""
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from typing import Any
 
 from rlsdk.migration.python_values import LOADERS
 from rlsdk.migration.rules import NOTES, Given, KeyOutcome
-from rlsdk.migration.shared.tasks import dataset, template_variables, unshuffled
-from rlsdk.migration.shared.tracking import TRACKERS, trackers
-from rlsdk.migration.trl.model import ROUTER_LOSS, has_experts, of_adapters, peft
+from rlsdk.migration.shared.learner import OFFLOAD_ALL, OFFLOAD_OPTIMIZER
+from rlsdk.migration.shared.tasks import TRACKERS, dataset, template_variables, trackers, unshuffled
+from rlsdk.migration.trl.algorithm import context_length, evaluates, every, prompt_length
 from rlsdk.migration.trl.rewards import rewards_of
-from rlsdk.migration.trl.sizes import context_length, evaluates, every, prompt_length
-from rlsdk.migration.trl.tools import workflow_of
-from rlsdk.migration.values import flag, number, text, texts
+from rlsdk.migration.values import UnfitError, flag, number, text, texts
+
+DEEPSPEED = "deepspeed_file"
+"""Section with the contents of the file that `deepspeed` names."""
+_OF_EXPERTS = re.compile(r"-A\d+(\.\d+)?B\b|moe|mixtral|gpt-oss", re.IGNORECASE)
+"""Parts of the names of published mixtures of experts."""
+ROUTER_LOSS = 0.001
+"""TRL's default of `router_aux_loss_coef`."""
+
+
+def has_experts(given: Given) -> bool | None:
+    """Return whether the model is a mixture of experts, by its config.json or its name; None if neither tells."""
+    if given.read("model_init_kwargs.output_router_logits", flag, False):
+        return True
+    keys = ("model_name_or_path", "model", "model.argument_1", "model.pretrained_model_name_or_path")
+    name = next((value for key in keys if isinstance(value := given.get(key), str)), "")
+    try:
+        config = json.loads((Path(name) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return True if _OF_EXPERTS.search(name) else None
+    counts = ("num_local_experts", "num_experts", "n_routed_experts")
+    return any(part.get(count) for part in (config, config.get("text_config") or {}) for count in counts)
+
+
+def balance(value: float, given: Given) -> dict[str, Any] | KeyOutcome:
+    experts = has_experts(given)
+    if experts:
+        return {"learner.router_loss_coef": value}
+    if experts is False:
+        return KeyOutcome.ignored("the model is not a mixture of experts")
+    return KeyOutcome.missing(
+        "learner.router_loss_coef, if the model is a mixture of experts; TRL ignores it for others"
+    )
+
+
+def peft(value: bool, given: Given) -> dict[str, Any]:
+    if not value:
+        return {}
+    targets = given.read("lora_target_modules", layers)
+    usual = (8, 8.0) if given.get("peft_config.class") == "LoraConfig" else (16, 32.0)  # of peft; of TRL's own flags
+    rank, alpha = given.whole("lora_r", usual[0]), given.read("lora_alpha", number, usual[1])
+    if given.read("use_rslora", flag, False):  # whose scale is alpha / sqrt(rank)
+        alpha *= rank**0.5
+    named = {"targets": targets} if targets and targets != ["all-linear"] else {}
+    return {"learner.lora": {"rank": rank, "alpha": alpha, **named}}
+
+
+def dropout(value: float, given: Given) -> KeyOutcome:
+    adapted = given.read("use_peft", flag, False) or given.get("peft_config.class") == "LoraConfig"
+    if value and adapted:
+        return KeyOutcome.missing("adapters have no dropout: engine and learner must agree")
+    return KeyOutcome.ignored("off, as always in rlsdk" if adapted else "use_peft is off")
+
+
+def of_adapters(given: Given) -> tuple[str, ...]:
+    """Return notes on what TRL's adapters have that is not in the configuration."""
+    ours = given.read("use_peft", flag, False)
+    notes: tuple[str, ...] = ()
+    if ours and "lora_dropout" not in given.flat:
+        notes += ("learner.lora: adapters have no dropout; TRL's have 0.05 unless lora_dropout is set",)
+    if (ours or given.get("peft_config.class") == "LoraConfig") and "lora_target_modules" not in given.flat:
+        notes += (
+            "learner.lora: all linear layers are adapted; peft's own choice for many models is q_proj and v_proj: set "
+            "targets",
+        )
+    return notes
+
+
+def layers(value: Any) -> list[str]:
+    """Read names of layers; peft also takes a regular expression."""
+    found = texts(value)
+    if strange := next((each for each in found if re.search(r"[*()|\\^$+?]", each)), None):
+        raise UnfitError(f"{strange!r} is a regular expression; name the layers")
+    return found
+
+
+def offload(value: str, given: Given) -> dict[str, Any]:
+    if value != "cpu":
+        return {}
+    everything = str(given.get(f"{DEEPSPEED}.zero_optimization.offload_param.device")) == "cpu"
+    return OFFLOAD_ALL if everything else OFFLOAD_OPTIMIZER
+
+
+MOST_TURNS = 64
+"""Answers of a rollout with tools where TRL sets no limit."""
+_SIZE = 10_000
+"""Tasks where an environment makes its own."""
+
+
+def callables(value: Any) -> list[str]:
+    """Read the paths of functions, as in `tools.py:add`."""
+    found = texts(value)
+    if unknown := next((each for each in found if ":" not in each), None):
+        raise UnfitError(f"{unknown!r} is not the path of a function: give FILE.py:NAME")
+    return found
+
+
+def convert_tools(value: Any, _: Given) -> KeyOutcome:
+    """Report the functions that `workflow_of` converts."""
+    try:
+        callables(value)
+    except UnfitError:
+        return KeyOutcome.missing("workflow: {use: tools, tools: ['FILE.py:function']}")
+    return KeyOutcome({}, "the workflow tools; results count towards model.max_length, not max_tokens")
+
+
+def convert_factory(_: Any, given: Given) -> KeyOutcome:
+    """Report the class of environments that `workflow_of` converts."""
+    if tool_class(given) is None:
+        return KeyOutcome.missing("name the class that it makes: workflow: {use: tools, tools: ['FILE.py:CLASS']}")
+    return KeyOutcome({}, "a tool class; its public methods are the tools, except close (howto/tools.md)")
+
+
+def tool_class(given: Given) -> str | None:
+    """Return the path of the class that makes environments; None for a function, a call or several classes."""
+    value = given.get("environment_factory")
+    named = isinstance(value, str) and value.rpartition(":")[1:]
+    return str(value) if named and named[0] and named[1][:1].isupper() else None
+
+
+def workflow_of(given: Given) -> dict[str, Any]:
+    """Return the workflow of tools and environments, the environments' own tasks and reward, and notes on them.
+
+    Args:
+        given: Values of the configuration.
+    """
+    made = tool_class(given)
+    tools = [*given.read("tools", callables, []), *([made] if made else [])]
+    if not tools:
+        return {}
+    rounds = given.whole("max_tool_calling_iterations", 0)
+    found: dict[str, Any] = {
+        "workflow": {"use": "tools", "tools": tools, "max_turns": rounds + 1 if rounds else MOST_TURNS}
+    }
+    if made is None:
+        return found
+    notes = ["workflow: a method that takes longer than call_timeout, 10 s, fails its rollout; TRL waits"]
+    if "reward_funcs" in given.flat:
+        notes.append(
+            "reward: if the class has get_reward, which TRL adds to the reward functions, add {use: environment}"
+        )
+    else:
+        found["reward"] = {"use": "environment"}
+    if not any(key.split(".")[0] in ("train_dataset", "dataset_name", "datasets") for key in given.flat):
+        found["tasks.train"] = {"use": "seeds", "size": _SIZE}
+        notes.append(
+            "tasks.train: reset gets a seed; draw its state from that, so that the rollouts of a group start alike"
+        )
+    return {**found, NOTES: tuple(notes)}
+
 
 COLUMNS = "becomes a task source: set its columns"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from rlsdk.migration.rows import changed, ignored, missing, part, same, table, unless
 from rlsdk.migration.rules import Given, KeyOutcome
-from rlsdk.migration.shared.algorithm import kl_penalty
+from rlsdk.migration.shared.learner import kl_penalty
 from rlsdk.migration.values import UnfitError, choice, count, number, numbers, text, two
 
 TRAINERS = ("grpo", "rloo", "async_grpo", "gmpo", "online_dpo", "ppo")

@@ -8,29 +8,28 @@ from rlsdk.migration.shared import engines, learner
 from rlsdk.migration.shared.choices import AGGREGATION, ATTENTION, DECAY_SHAPE, DTYPE, SCHEDULE
 from rlsdk.migration.shared.learner import LEARNER_NOTE, OFFLOAD_OPTIMIZER, OPTIMIZER_OPTIONS_NOTE
 from rlsdk.migration.values import choice, count, flag, number, numbers, text, whole
-from rlsdk.migration.verl import algorithm, sizes
-from rlsdk.migration.verl.algorithm import KL_IN_LOSS, LOSSES, MEGATRON
-from rlsdk.migration.verl.run import MODEL, PROFILER
-from rlsdk.migration.verl.sizes import ACTOR, BACKENDS
+from rlsdk.migration.verl import algorithm, run
+from rlsdk.migration.verl.algorithm import ACTOR, KL_IN_LOSS, LOSSES, MEGATRON
+from rlsdk.migration.verl.run import BACKENDS, MODEL, PROFILER
 
 ROWS = table(
     under(ACTOR,
         under("optim",
             same("lr", "learner.lr", number, 1e-6),
-            learner.weight_decay("weight_decay", 0.01, sizes.uses_megatron),
+            learner.weight_decay("weight_decay", 0.01, run.uses_megatron),
             same("betas", "learner.betas", numbers, [0.9, 0.999]),
             same("clip_grad", "learner.grad_clip", number, 1.0),
-            changed("lr_warmup_steps", "learner.warmup_steps", whole, 10, "in optimiser steps", sizes.warmup),
-            changed("lr_warmup_steps_ratio", "learner.warmup_steps", number, 0.1, "in optimiser steps", sizes.warmup_ratio),
+            changed("lr_warmup_steps", "learner.warmup_steps", whole, 10, "in optimiser steps", run.warmup),
+            changed("lr_warmup_steps_ratio", "learner.warmup_steps", number, 0.1, "in optimiser steps", run.warmup_ratio),
             same("warmup_style", "learner.schedule", SCHEDULE, "constant"),
             same("lr_scheduler_type", "learner.schedule", SCHEDULE, "cosine"),
-            same("min_lr_ratio", "learner.final_ratio", number, 0.1, lambda v, given: {"learner.final_ratio": v} if sizes.rate_decays(given) else {}),
+            same("min_lr_ratio", "learner.final_ratio", number, 0.1, lambda v, given: {"learner.final_ratio": v} if run.rate_decays(given) else {}),
             changed("min_lr", "learner.final_ratio", number, 1e-7, "as a share of the peak",
                 learner.least_rate(f"{ACTOR}.optim.lr", 1e-6)),
             unless("lr_warmup_init", (0, 0.0), "warm-up starts at 0", 1e-7),
             ignored("num_cycles", "the cosine schedule has a single cycle"),
             ignored("total_training_steps", "taken from steps or epochs"),
-            changed("optimizer", "learner.optimizer", text, "SGD", "", sizes.optimizer),
+            changed("optimizer", "learner.optimizer", text, "SGD", "", run.optimizer),
             ignored("muon_*", "see optim.optimizer"),
             unless("weight_decay_incr_style", ("constant",), "weight decay is the same in all steps", "linear"),
             ignored("use_checkpoint_opt_param_scheduler use_precision_aware_optimizer "
@@ -44,20 +43,20 @@ ROWS = table(
             missing("override_optimizer_config", OPTIMIZER_OPTIONS_NOTE),
             missing("override_optimizer_config.**", f"{OPTIMIZER_OPTIONS_NOTE}; see learner.offload"),
             same("lr_decay_style", "learner.schedule", SCHEDULE, "cosine"),
-            changed("lr_decay_steps", "learner.decay_steps", count, 100, "in optimiser steps, without warm-up", sizes.decay_steps),
-            changed("lr_wsd_decay_steps", "learner.decay_steps", count, 100, "in optimiser steps", sizes.wsd_steps),
+            changed("lr_decay_steps", "learner.decay_steps", count, 100, "in optimiser steps, without warm-up", run.decay_steps),
+            changed("lr_wsd_decay_steps", "learner.decay_steps", count, 100, "in optimiser steps", run.wsd_steps),
             same("lr_wsd_decay_style", "learner.decay_shape", text, "minus_sqrt",
-                lambda v, given: {"learner.decay_shape": DECAY_SHAPE(v)} if sizes.decay_style(given) == "wsd" else {}),
+                lambda v, given: {"learner.decay_shape": DECAY_SHAPE(v)} if run.decay_style(given) == "wsd" else {}),
             ignored("zero_indexed_step", "the schedule starts with the first step"),
             missing("**", "see the options of the learner: rlsdk plugins learner")),
         same("grad_clip", "learner.grad_clip", number, 1.0),
-        changed("ppo_mini_batch_size", "minibatches", count, 32, "optimiser steps per batch", sizes.mini_batch)),
-    sizes.micro_batch(f"{ACTOR}.ppo_micro_batch_size", whole_cluster=True),
-    sizes.micro_batch(f"{ACTOR}.ppo_micro_batch_size_per_gpu", whole_cluster=False),
+        changed("ppo_mini_batch_size", "minibatches", count, 32, "optimiser steps per batch", run.mini_batch)),
+    run.micro_batch(f"{ACTOR}.ppo_micro_batch_size", whole_cluster=True),
+    run.micro_batch(f"{ACTOR}.ppo_micro_batch_size_per_gpu", whole_cluster=False),
     under(ACTOR,
         ignored("use_dynamic_bsz", "rlsdk always counts tokens"),
         changed("ppo_max_token_len_per_gpu", "learner.micro_batch_tokens", count, 16384,
-            "includes padding, which veRL does not count", sizes.dynamic_micro_batch),
+            "includes padding, which veRL does not count", run.dynamic_micro_batch),
         same("ppo_epochs", "passes", count, 1),
         part("clip_ratio", "algorithm.policy_loss.clip_low algorithm.policy_loss.clip_high", number, 0.2,
             "applies if clip_ratio_low and clip_ratio_high are not given; newer veRL ignores it"),
@@ -74,9 +73,7 @@ ROWS = table(
             part("kl_cov_ratio", "algorithm.policy_loss.ratio", number, 0.0002),
             part("ppo_kl_coef", "algorithm.policy_loss.kl_coef", number, 0.1),
             part("dro_beta", "algorithm.policy_loss.tau", number, 0.1)),
-        same("loss_agg_mode", "algorithm.aggregate",
-            AGGREGATION,
-            "token-mean", algorithm.aggregation),
+        same("loss_agg_mode", "algorithm.aggregate", AGGREGATION, "token-mean", algorithm.aggregation),
         same("loss_scale_factor", "algorithm.norm", number, 1024),
         same("entropy_coeff", "algorithm.entropy_coef", number, 0.001),
         same("use_kl_loss", "algorithm.kl_coef algorithm.kl", flag, True, algorithm.kl_loss),
@@ -84,7 +81,7 @@ ROWS = table(
         part("kl_loss_type", "algorithm.kl", KL_IN_LOSS, "low_var_kl"),
         changed("ulysses_sequence_parallel_size", "learner.sequence_parallel", count, 1,
             "must divide placement.learners and the number of attention heads")),
-    (sizes.offload(f"{ACTOR}.{backend}.{what}_offload") for backend in BACKENDS for what in ("param", "optimizer")),
+    (run.offload(f"{ACTOR}.{backend}.{what}_offload") for backend in BACKENDS for what in ("param", "optimizer")),
     under(ACTOR,
         changed("veomni.ulysses_parallel_size veomni.ulysses_sequence_parallel_size", "learner.sequence_parallel",
             count, 2, "must divide placement.learners and the number of attention heads"),

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlsdk.migration.references import from_environment
+from rlsdk.migration.hydra import from_environment
 from rlsdk.migration.rules import Given, KeyOutcome, KeyRule
-from rlsdk.migration.shared.algorithm import kl_penalty, overlong
 from rlsdk.migration.shared.choices import KL
-from rlsdk.migration.shared.learner import ZOO
+from rlsdk.migration.shared.learner import ZOO, kl_penalty, overlong
 from rlsdk.migration.values import Choice, flag, number, numbers, text, texts
-from rlsdk.migration.verl.sizes import ACTOR
 
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 MEGATRON = f"{ACTOR}.megatron.override_transformer_config"
 ESTIMATORS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "gae": ("ppo", {"use": "gae"}),

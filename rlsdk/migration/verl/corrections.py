@@ -9,8 +9,7 @@ from rlsdk.migration.rows import changed, missing, only_with, part, same, table,
 from rlsdk.migration.rules import Given, KeyOutcome
 from rlsdk.migration.shared.learner import ZOO
 from rlsdk.migration.values import Choice, UnfitError, choice, flag, listed, number, text
-from rlsdk.migration.verl.algorithm import DPPO, policy_loss
-from rlsdk.migration.verl.sizes import ACTOR
+from rlsdk.migration.verl.algorithm import ACTOR, DPPO, policy_loss
 
 CORRECTION = "algorithm.rollout_correction"
 REJECTIONS: Mapping[str, tuple[str, str]] = {

@@ -1,4 +1,4 @@
-"""Tasks, rewards and engines of XTuner."""
+"""Conversions of XTuner's settings that take more than a row of its table."""
 
 from __future__ import annotations
 
@@ -8,10 +8,86 @@ from typing import Any
 
 from rlsdk.migration.python_values import KIND
 from rlsdk.migration.rules import NOTES, Given, KeyOutcome, KeyRule
+from rlsdk.migration.shared.choices import KL
 from rlsdk.migration.shared.engines import layout, layout_apart
-from rlsdk.migration.shared.tasks import dataset, unshuffled
-from rlsdk.migration.values import flag, number
-from rlsdk.migration.xtuner.sizes import ANSWER_LIMIT, DATA, HELD_OUT, PROMPT_LIMIT, TASK
+from rlsdk.migration.shared.learner import share_of_steps
+from rlsdk.migration.shared.tasks import KEEP_ALL, dataset, unshuffled
+from rlsdk.migration.values import UnfitError, flag, number, two
+
+WORKER, LOSS = "train_worker_cfg", "train_worker_cfg.loss_cfg"
+TASK, HELD_OUT = "agent_loop_manager_cfg.tasks", "eval_agent_loop_manager_cfg.tasks"
+ANSWER_LIMIT = "agent_loop_config.sample_params.max_tokens"
+SAMPLE = f"{TASK}.agent_loop_config.sample_params"
+PRODUCE = f"{TASK}.produce_strategy_config"
+DATA = "sampler_config.dataloader_cfg.dataset_config_list.0"
+PROMPT_LIMIT = f"{DATA}.tokenize_fn.max_length"
+
+
+def warmup(value: float, given: Given) -> KeyOutcome:
+    steps = given.whole("total_train_steps", 0) * given.whole(f"{WORKER}.optimizer_steps")
+    return share_of_steps(steps or None, value)
+
+
+def exported(value: int, given: Given) -> dict[str, Any]:
+    if not value:
+        return {}
+    kept = given.whole("hf_max_keep", -1)
+    alone = {"checkpoint.every": value, "checkpoint.keep": kept if kept > 0 else KEEP_ALL}
+    return {"checkpoint.export": "every", **({} if given.whole("checkpoint_interval", -1) > 0 else alone)}
+
+
+ADVANTAGES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "GRPOAdvantageConfig": ("grpo", {"use": "grpo", "std_normalize": True}),
+    "DrGRPOAdvantageConfig": ("dr_grpo", {"use": "grpo", "std_normalize": False}),
+    "RLOOAdvantageConfig": ("rloo", {"use": "rloo"}),
+    "OPOAdvantageConfig": ("opo", {"use": "opo"}),
+    "PassKAdvantageConfig": ("grpo", {"use": "pass_at_k"}),
+}
+
+
+def advantage(name: str, given: Given) -> KeyOutcome:
+    algorithm, advantage = ADVANTAGES[name]
+    note = "XTuner deviates from the paper; rlsdk follows the paper" if name == "DrGRPOAdvantageConfig" else ""
+    values = {"algorithm.use": algorithm, "algorithm.advantage": dict(advantage), "algorithm.shaping": []}
+    return KeyOutcome(values, note)
+
+
+def loss(kind: str, given: Given) -> dict[str, Any]:
+    cap = given.read(f"{LOSS}.policy_loss_cfg.clip_ratio_c", number, 3.0)
+    bounds = {
+        f"clip_{end}": given.read(f"{LOSS}.policy_loss_cfg.cliprange_{end}", number, 0.2) for end in ("low", "high")
+    }
+    return {"algorithm.policy_loss": {"use": "ppo", **bounds, "dual_clip": cap}, "algorithm.aggregate": "token-mean"}
+
+
+def kl(value: bool, given: Given) -> dict[str, Any]:
+    if not value:
+        return {"algorithm.kl_coef": 0.0}
+    estimator = given.read(f"{LOSS}.kl_loss_type", KL, "low_var")
+    return {"algorithm.kl_coef": given.read(f"{LOSS}.kl_loss_coef", number, 0.001), "algorithm.kl": estimator}
+
+
+def importance(value: Any, given: Given) -> KeyOutcome:
+    """Convert the weights of the mismatch; XTuner gives the upper bound first."""
+    where = f"{LOSS}.rollout_is.rollout_is"
+    mode = str(given.get(f"{where}_mode", "truncate"))
+    level = str(given.get(f"{where}_level", "token"))
+    cap = max(two(value))
+    low, high = sorted(given.read(f"{where}_mask_threshold", two, two(value)))
+    if mode == "truncate" and level in ("token", "sequence"):
+        return KeyOutcome({"algorithm.correction": {"use": "tis", "cap": cap, "level": level}})
+    masks = mode == "mask" or (mode == "both" and high <= cap)
+    if masks and level in ("token", "sequence"):
+        found = {"use": "mis", "low": low, "high": high, "level": level}
+        return KeyOutcome({"algorithm.correction": found})
+    if masks and level == "geometric":
+        found = {"use": "geometric", "low": low, "high": high}
+        return KeyOutcome({"algorithm.correction": found}, "the mask of answers; those kept weigh 1")
+    if mode == "both" and level in ("token", "sequence"):
+        both = [{"use": "tis", "cap": cap, "level": level}, {"use": f"{level}_mask", "low": low, "high": high}]
+        return KeyOutcome({"algorithm.correction": both})
+    raise UnfitError("no correction is this weight with this mask; see rlsdk plugins correction")
+
 
 JUDGERS: Mapping[str, Mapping[str, Any]] = {
     "GSM8KJudgerConfig": {"use": "math", "strict": False},
