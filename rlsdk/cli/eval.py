@@ -59,7 +59,14 @@ def eval(  # noqa: A001 - the command's name
     Each task gets one greedy answer (unless eval.greedy=false) and some sampled ones, which are saved as transcripts;
     episodes in environments are also saved as pictures.
     """
-    from rlsdk.evaluation.models import at_folder, evaluate_model, model_of, refuse_checkpoints, samples_elsewhere
+    from rlsdk.evaluation.models import (
+        at_folder,
+        default_folder,
+        evaluate_model,
+        model_of,
+        refuse_checkpoints,
+        samples_elsewhere,
+    )
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # libraries print banners to standard output
@@ -70,7 +77,7 @@ def eval(  # noqa: A001 - the command's name
         if checkpoint is not None:
             refuse_checkpoints(plan, "--checkpoint")
         evaluated = checkpoint or (plan.engine.name if samples_elsewhere(plan) else plan.config.model.path)
-        folder = out or plan.folder / "eval" / Path(evaluated).resolve().name
+        folder = out or default_folder(plan, evaluated)
         _prepare(folder, overwrite=overwrite)
         plan = check(config, (*settings, *at_folder(folder)), files)
         progress = stack.enter_context(Progress(console=Console(stderr=True), transient=True))

@@ -93,6 +93,22 @@ def model_of(
         yield folder
 
 
+def default_folder(plan: Plan, evaluated: str) -> Path:
+    """Return the folder in a run's folder for the evaluation of a model, which may be a checkpoint of another run.
+
+    Args:
+        plan: Plan of the run.
+        evaluated: Path or URL of the model, or its name.
+    """
+    path = Path(evaluated).resolve()
+    of_run = re.match(r"(.*)/checkpoints/(step-\d+)(/|$)", path.as_posix())
+    if of_run is None:
+        return plan.folder / "eval" / path.name
+    run, step = Path(of_run[1]), of_run[2]
+    own = run in (plan.folder.resolve(), Path(plan.location).resolve())
+    return plan.folder / "eval" / (step if own else f"{run.name}-{step}")
+
+
 def at_folder(folder: Path) -> tuple[str, str]:
     """Return the overrides that make a folder a run's folder."""
     return f"out={json.dumps(str(folder.parent))}", f"name={json.dumps(folder.name)}"
