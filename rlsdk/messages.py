@@ -20,6 +20,8 @@ from rlsdk.errors import ValueFault
 Role = Literal["system", "user", "assistant", "tool"]
 IMAGE = "<image>"
 """Placeholder for an image in a message's text."""
+QUICK_CHARACTERS = 20_000
+"""Messages with more characters are tokenized in a thread, since other conversations share the event loop."""
 _SIGNATURES = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg", b"RIFF": "webp", b"GIF8": "gif"}
 """First bytes of a file -> its media type."""
 _PLAIN_NUMBERS = (float, int, bool)

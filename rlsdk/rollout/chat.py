@@ -20,8 +20,8 @@ from rlsdk.contracts import Call, Completion, EnvHandle, Finish, Malformed, Role
 from rlsdk.engines.client import Answer, GenerateRequest, Watch
 from rlsdk.errors import ConfigError, EngineError, OutOfRoomError, ValueFault
 from rlsdk.loops import LoopBridge
-from rlsdk.messages import content_of, number
-from rlsdk.rollout.codec import NOTHING, QUICK_CHARACTERS
+from rlsdk.messages import QUICK_CHARACTERS, content_of, number
+from rlsdk.rollout.codec import NOTHING
 from rlsdk.rollout.context import BridgedEnv, Prompt, RolloutContext, ServedConversations, entered_on
 from rlsdk.rollout.transcript import Segment, Sending, Transcript
 from rlsdk.seeds import derive

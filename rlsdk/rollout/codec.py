@@ -34,8 +34,6 @@ _HALVES = re.compile("[\ud800-\udfff]")
 _PARALLEL = 1 << 15
 """Tokens from which several texts are decoded in threads. The call waits for them and must then get back the
 interpreter's lock, which on a busy machine takes milliseconds: longer than to decode a few thousand tokens."""
-QUICK_CHARACTERS = 20_000
-"""Messages with more characters are tokenized in a thread."""
 _KEPT_TEXTS, _KEPT_LENGTH = 4096, 1024
 """Number of texts whose tokens are kept, and their maximum length in characters. Rollouts of a group read the same
 observations, which an environment also repeats."""

@@ -16,8 +16,9 @@ import numpy as np
 from rlsdk.contracts import Completion
 from rlsdk.engines.client import Watch
 from rlsdk.errors import ConfigError, ValueFault
+from rlsdk.messages import QUICK_CHARACTERS
 from rlsdk.rollout.chat import RolloutContext
-from rlsdk.rollout.codec import QUICK_CHARACTERS, ChatTokenizer
+from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.serving.messages import (
     AnswerHead,
     APIError,

@@ -17,6 +17,7 @@ import rlsdk
 from rlsdk.contracts import Chat
 from rlsdk.errors import DataError, OptionError
 from rlsdk.limits import Count, Positive
+from rlsdk.messages import QUICK_CHARACTERS
 from rlsdk.types import Message, Role, Rollout, Score, Task
 from rlsdk.workflows.limits import limited
 
@@ -146,7 +147,7 @@ async def demonstration(task: Task, chat: Chat) -> Rollout:
     "assistant", "content": "..."}` are answers, which are trained on. Messages of other roles may come between answers,
     as in a workflow with several turns, tools or an environment.
     """
-    _write(chat, _messages(task, "demonstration"))
+    await _write(chat, _messages(task, "demonstration"))
     return chat.finish()
 
 
@@ -161,13 +162,21 @@ async def chosen_rejected(task: Task, chat: Chat) -> list[Rollout]:
     found = []
     for messages, value in answers:
         other = chat.branch()
-        _write(other, messages)
+        await _write(other, messages)
         other.reward(value)
         found.append(other.finish())
     return found
 
 
-def _write(chat: Chat, messages: Sequence[Message]) -> None:
+async def _write(chat: Chat, messages: Sequence[Message]) -> None:
+    """Append messages; long ones are tokenized in a thread, since other rollouts share this event loop."""
+    if sum(len(message.text) for message in messages) > QUICK_CHARACTERS:
+        await asyncio.to_thread(_append, chat, messages)
+    else:
+        _append(chat, messages)
+
+
+def _append(chat: Chat, messages: Sequence[Message]) -> None:
     for message in messages:
         if message.role == "assistant":
             chat.write(message.text)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import threading
+from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -50,6 +52,23 @@ def chatml(template: str = CHATML, *, keep_history: bool = False) -> ChatTokeniz
 def plain() -> ChatTokenizer:
     """The nano model's."""
     return ChatTokenizer(nano.make_tokenizer(100))
+
+
+class Threads(ChatTokenizer):
+    """Records which texts are tokenized, and in which threads."""
+
+    def __init__(self, *arguments: Any, **how: Any) -> None:
+        self.seen: list[tuple[int, int]] = []
+        super().__init__(*arguments, **how)
+
+    def _ids(self, text: str, *, special: bool = False) -> list[int]:
+        self.seen.append((len(text), threading.get_ident()))
+        return super()._ids(text, special=special)
+
+
+def recorded(codec: ChatTokenizer) -> Threads:
+    """The same tokenizer, with a record of its work."""
+    return Threads(codec.tokenizer, renderer=codec.renderer)
 
 
 LLAMA = (

@@ -25,7 +25,7 @@ from rlsdk.rollout.codec import NOTHING, ChatTokenizer
 from rlsdk.testing import ScriptedPolicy
 from rlsdk.tool_calls import call_id
 from rlsdk.types import Message, Rollout, Score, Task
-from tests.rollout.codecs import CHATML, FORGETFUL, LLAMA_TOKENS, QWEN_TOKENS, QWEN_WORDS, chatml, like, plain
+from tests.rollout.codecs import CHATML, FORGETFUL, LLAMA_TOKENS, QWEN_TOKENS, QWEN_WORDS, chatml, like, plain, recorded
 
 TALK = Task(id="t", prompt=[Message("system", "Be brief."), Message("user", "Begin.")])
 TEXT = Task(id="t", prompt="3,5>8:")
@@ -485,22 +485,6 @@ def test_room_and_a_conversation_that_fills_the_model() -> None:
     assert cut.status == "truncated" and cut.text == "1+"
     with pytest.raises(ValueFault, match=r"task 't': 6 tokens leave no room in model.max_length"):
         converse(plain(), TEXT, once, "1", max_length=6)
-
-
-class Threads(ChatTokenizer):
-    """Records which texts are tokenized, and in which threads."""
-
-    def __init__(self, *arguments: Any, **how: Any) -> None:
-        self.seen: list[tuple[int, int]] = []
-        super().__init__(*arguments, **how)
-
-    def _ids(self, text: str, *, special: bool = False) -> list[int]:
-        self.seen.append((len(text), threading.get_ident()))
-        return super()._ids(text, special=special)
-
-
-def recorded(codec: ChatTokenizer) -> Threads:
-    return Threads(codec.tokenizer, renderer=codec.renderer)
 
 
 @pytest.mark.parametrize("make", [plain, partial(chatml, CHATML), partial(chatml, FORGETFUL)])

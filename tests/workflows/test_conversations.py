@@ -16,7 +16,8 @@ from rlsdk.scoring.scorer import RewardTerm, Scorer
 from rlsdk.sources.countdown import countdown
 from rlsdk.testing import run_workflow
 from rlsdk.types import Message, Rollout, Task, ToolCall
-from tests.rollout.codecs import chatml, plain
+from rlsdk.workflows import conversations
+from tests.rollout.codecs import chatml, plain, recorded
 
 CALCULATOR = Path(__file__).resolve().parents[2] / "examples" / "calculator.py"
 SMALL = {"numbers": 3, "number_range": (1, 20), "target_range": (1, 100), "operators": "+-", "template": "compact"}
@@ -53,6 +54,28 @@ def test_turns_are_trained_on_and_tokens_between_them_are_not() -> None:
     # prompt 2, answer and end 4, line break and colon 2, answer and end 4
     assert rollout.loss_mask.tolist() == [False] * 2 + [True] * 4 + [False] * 2 + [True] * 4
     assert [m.role for m in rollout.messages] == ["user", "assistant", "user", "assistant"]
+
+
+@pytest.mark.parametrize("name", ["demonstration", "chosen_rejected"])
+def test_long_demonstrations_are_tokenized_in_a_thread_into_the_same_tokens(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = "12345, " * 4000
+    answers = talk(("assistant", "1"), ("user", long), ("assistant", f"{long}2"))
+    task = Task(id="d", prompt="3:", metadata=dict.fromkeys(("demonstration", "chosen", "rejected"), answers))
+
+    def run() -> tuple[list[Rollout], set[int], set[int]]:
+        codec = recorded(plain())
+        [group] = run_workflow(rlsdk.load("workflow", name), [task], codec, lambda _: "", max_length=100_000)
+        prompt = {thread for length, thread in codec.seen if length == len("3:")}
+        return list(group.rollouts), prompt, {thread for length, thread in codec.seen if length >= len(long)}
+
+    found, loop, threads = run()
+    assert loop and threads and threads.isdisjoint(loop)
+    monkeypatch.setattr(conversations, "QUICK_CHARACTERS", 10**9)
+    alone, loop, threads = run()
+    assert threads == loop
+    assert len(found) == len(alone) and all(map(the_same, found, alone))
 
 
 def test_an_answer_ends_as_the_template_ends_a_turn() -> None:
