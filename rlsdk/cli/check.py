@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import sys
 import time
@@ -14,13 +15,15 @@ import click
 from click.core import ParameterSource
 from rich.markup import escape
 
+from rlsdk.calls import ARGUMENTS
 from rlsdk.cli.listing import no_plugin
 from rlsdk.cli.output import borderless, console
 from rlsdk.cli.parameters import json_output, plugin_files
-from rlsdk.components import Use
+from rlsdk.components import Use, component_of
 from rlsdk.errors import ConfigError, OptionError, PluginError, UnknownComponentError, ValueFault
 from rlsdk.kinds import KINDS, Kind
 from rlsdk.plugins import CORE, Plugins
+from rlsdk.plugins.discovery import find
 from rlsdk.plurals import counted
 from rlsdk.testing.findings import PropertyResult, Report
 
@@ -91,7 +94,8 @@ def check(
 ) -> None:
     """Check that the components of PLUGIN, a name or a Python file, satisfy the contracts of their kinds.
 
-    `rlsdk check FILE.py:NAME` checks a function or class that a workflow offers to the policy as a tool.
+    `rlsdk check FILE.py:NAME` checks one component of a file; or a function or class that is not marked: a tool, an
+    agent, or a reward of another trainer, as its parameters tell. --kind workflow says that it is no reward.
 
     `rlsdk check model PATH` instead checks a model's tokenizer, chat template and configuration and, if it has weights,
     that engine and learner compute the same logprobs; --trace shows where they begin to differ. Each violated property
@@ -213,13 +217,11 @@ def _report(
 
     plugins = Plugins(files)
     given = list(options)
-    if (path := plugin.rpartition(":"))[0].endswith(".py") and path[2].isidentifier():
-        if kind or component:
-            raise click.UsageError(f"--kind and --component belong to a plugin; {plugin} is checked as a tool")
-        workflows = plugins.components(CORE, kind="workflow")
-        tool, plugin, kind = plugin, CORE, "workflow"
-        component = next(n for (_, n), each in workflows.items() if any(o.name == "tools" for o in each.options))
-        given.append(f"{component}.tools={json.dumps([tool])}")
+    if plugin.rpartition(":")[0].endswith(".py"):
+        if component:
+            raise click.UsageError(f"--component {component}: {plugin} already names what is checked")
+        plugin, kind, component, own = _named(plugins, plugin, kind)
+        given += own
     if plugin not in plugins.entries and not plugin.endswith(".py"):
         hint = "; to check a model, give its folder: rlsdk check model PATH." if plugin == "model" else ""
         raise click.BadParameter(no_plugin(plugins, plugin, hint=hint), param_hint="PLUGIN")
@@ -235,6 +237,62 @@ def _report(
         tool = f"; a tool needs no mark: rlsdk check {plugin}:NAME" if plugin.endswith(".py") else ""
         raise click.UsageError(f"no {kind or 'component'} found in {report.origin}{only}; {hint}{tool}")
     return report
+
+
+def _named(plugins: Plugins, path: str, kind: Kind | None) -> tuple[str, Kind, str, list[str]]:
+    """Return plugin, kind and name of the component by which `FILE.py:NAME` is checked, and options for it.
+
+    It is a component of the file, or what its parameters tell: an agent, a reward of another trainer or else a tool.
+    """
+    file, _, name = path.rpartition(":")
+    own = [each for (of, _), each in plugins.components(file).items() if each.name == name and kind in (None, of)]
+    try:
+        found = None if own else find(path)
+    except ValueFault as error:
+        raise click.UsageError(str(error)) from error
+    if component := own[0] if own else component_of(found):
+        if kind not in (None, component.kind):
+            raise click.UsageError(f"--kind {kind}: {path} is a {component.kind}")
+        return file, component.kind, component.name, []
+    if kind not in (None, "reward", "workflow"):
+        raise click.UsageError(f"--kind {kind}: {path} is not marked; write @rlsdk.{kind}({name!r}) above it")
+    parameters = _parameters(found)
+    for native in ("reward", "workflow"):
+        if parameters == ARGUMENTS[native]:
+            text = f"{path} takes {', '.join(parameters)} like a {native}, but is not marked"
+            raise click.UsageError(f"{text}; write @rlsdk.{native}({name!r}) above it")
+    if kind == "reward" or (kind is None and _scores(plugins, path, found)):
+        return CORE, *_with_option(plugins, "reward", "style", "path", path)
+    if parameters[:3] == ("task", "base_url", "api_key"):
+        return CORE, *_with_option(plugins, "workflow", "agent", "agent", path)
+    return CORE, *_with_option(plugins, "workflow", "tools", "tools", [path])
+
+
+def _parameters(obj: Any) -> tuple[str, ...]:
+    try:
+        return tuple(inspect.signature(obj).parameters)
+    except (TypeError, ValueError):
+        return ()
+
+
+def _scores(plugins: Plugins, path: str, obj: Any) -> bool:
+    """Return True if an object in a file is a reward of another trainer, and not a tool, which may return text."""
+    call = getattr(obj, "__call__", None) if inspect.isclass(obj) else obj  # noqa: B004 - of the class, not its type
+    if not inspect.isfunction(call) or inspect.signature(call).return_annotation in (str, "str"):
+        return False
+    kind, component, _ = _with_option(plugins, "reward", "style", "path", path)
+    try:
+        plugins.resolve(plugins.reference(kind, component, {"path": path}))
+    except OptionError as error:
+        return "style" not in dict(error.faults)
+    return True
+
+
+def _with_option(plugins: Plugins, kind: Kind, marked_by: str, option: str, value: Any) -> tuple[Kind, str, list[str]]:
+    """Return the built-in component that has an option, and the text that sets one of its options."""
+    components = plugins.components(CORE, kind=kind).values()
+    name = next(each.name for each in components if any(o.name == marked_by for o in each.options))
+    return kind, name, [f"{name}.{option}={json.dumps(value)}"]
 
 
 def _print(report: Report, seconds: float, started: bool) -> None:

@@ -264,3 +264,81 @@ def test_a_file_without_components_says_how_to_mark_one(tmp_path):
     assert "its hooks (rlsdk_step_end) are not checked" in " ".join(check(file, status=2).split())
     file.write_text("import rlsdk\n\n@rlsdk.reward('one')\ndef one(rollout):\n    return 1.0\n")
     assert "no filter found in" in check(file, "--kind", "filter", status=2)
+
+
+NAMED = """
+import rlsdk
+
+
+@rlsdk.reward("exact-match")
+def exact(rollout) -> float:
+    '''1 for x.'''
+    return float(rollout.text == "x")
+
+
+@rlsdk.workflow("play")
+async def played(task, chat):
+    '''One answer.'''
+    await chat.sample()
+    return chat.finish()
+
+
+def trl(completions, **kwargs):
+    return [1.0 for _ in completions]
+
+
+def solve(task, base_url, api_key):
+    return 1.0
+
+
+def weather(state: str) -> str:
+    '''The weather.
+
+    Args:
+        state: Name of the state.
+    '''
+    return "sunny"
+
+
+def bare(rollout):
+    return 1.0
+
+
+def unmarked(task, chat):
+    return chat.finish()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "component"),
+    [
+        ("exact", "reward", "named/exact-match"),
+        ("exact-match", "reward", "named/exact-match"),
+        ("play", "workflow", "named/play"),
+        ("trl", "reward", "foreign"),
+        ("solve", "workflow", "agent"),
+        ("weather", "workflow", "tools"),
+    ],
+)
+def test_a_name_in_a_file_is_checked_as_what_it_is(tmp_path, name, kind, component):
+    (tmp_path / "named.py").write_text(NAMED)
+    found = json.loads(check(f"{tmp_path}/named.py:{name}", "--json", status=0))
+    assert {(each["kind"], each["component"]) for each in found["findings"]} == {(kind, component)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["bare"], "named.py:bare takes rollout like a reward, but is not marked; write @rlsdk.reward('bare') above"),
+        (["unmarked"], "takes task, chat like a workflow, but is not marked; write @rlsdk.workflow('unmarked') above"),
+        (["bare", "--kind", "filter"], "named.py:bare is not marked; write @rlsdk.filter('bare') above it"),
+        (["exact", "--kind", "workflow"], "named.py:exact is a reward"),
+        (["exact", "--component", "x"], "named.py:exact already names what is checked"),
+        (["exakt"], "named.py has no 'exakt', did you mean 'exact'?"),
+        (["trl", "--kind", "workflow"], "tool 'trl': parameter completions must be named and typed"),
+    ],
+)
+def test_a_name_in_a_file_that_cannot_be_checked_says_why(lab, arguments, said):
+    lab.with_name("named.py").write_text(NAMED)
+    name, *options = arguments
+    assert said in check(f"named.py:{name}", *options, status=2)

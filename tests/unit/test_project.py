@@ -159,7 +159,7 @@ TRIED = ("check", "score")
     ("page", "count"),
     [
         ("docs/howto/reward.md", 2),
-        ("docs/howto/foreign_reward.md", 1),
+        ("docs/howto/foreign_reward.md", 2),
         ("docs/howto/write_algorithm.md", 1),
         ("docs/howto/tools.md", 2),
         ("docs/howto/train.md", 1),
