@@ -192,6 +192,8 @@ class PlanChecks:
         config, prompts, trained = self.plan.config, [], path.startswith("tasks.train")
         workflow = self.plan.workflow if trained else self.plan.eval_workflow
         asks = self.plan.plugins.component(workflow).one_answer
+        if not self._known_to(codec, path, tasks):
+            return
         for task in tasks:
             try:
                 ids = codec.prompt(task)[1]
@@ -205,7 +207,6 @@ class PlanChecks:
             if wrong := not_embedded(codec, ids, self.vocabulary):
                 self.fault(self.tokenizer, f"the prompt of task {task.id!r} has {wrong}")
                 return
-        self._unknown_tokens(path, tasks, prompts, codec)
         if not asks and any(not isinstance(task.prompt, str) for task in tasks):
             self._several_rollouts(codec)
         lengths = [len(ids) for ids in prompts]
@@ -292,20 +293,28 @@ class PlanChecks:
             "may hold it)",
         )
 
-    def _unknown_tokens(
-        self, path: str, tasks: Sequence[Task], prompts: Sequence[np.ndarray], codec: ChatTokenizer
-    ) -> None:
-        """Report a fault if the tokenizer can encode less than half of the characters of every prompt."""
+    def _known_to(self, codec: ChatTokenizer, path: str, tasks: Sequence[Task]) -> bool:
+        """Report prompts that are mostly unknown to the tokenizer: a fault if all are, and then return False."""
         tokenizer = codec.tokenizer
         unknown = tokenizer.unk_token_id
         if unknown in (None, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id):
-            return  # GPT-2's unknown token is its end-of-text token, which stands for no text
-        if prompts and all(len(ids) and (ids == unknown).mean() > 0.5 for ids in prompts):
-            self.fault(
-                path,
-                f"the tokenizer {codec.name!r} has no token for most of what the prompts say: task {tasks[0].id!r} "
-                f"becomes {codec.shown(prompts[0])[:60]!r}; train a model that was made for such text",
-            )
+            return True  # GPT-2's unknown token is its end-of-text token, which stands for no text
+        lost = []
+        for task in tasks:
+            # Without the chat template, whose tokens are known.
+            text = task.prompt if isinstance(task.prompt, str) else " ".join(each.text for each in task.prompt)
+            ids = codec.encode(text)
+            if len(ids) and (ids == unknown).mean() > 0.5:
+                lost.append(f"task {task.id!r} becomes {codec.shown(ids)[:60]!r}")
+        head = f"the tokenizer {codec.name!r} has no token for most of what"
+        remedy = "train a model that was made for such text"
+        if lost and len(lost) == len(tasks):
+            self.fault(path, f"{head} the prompts say: {lost[0]}; {remedy}")
+            return False
+        if lost:
+            tried = f"{len(lost)} of {counted(len(tasks), 'prompt')} that were tried"
+            self.note(path, f"{head} {tried} say: {lost[0]}; leave such tasks out, or {remedy}")
+        return True
 
     def _several_rollouts(self, codec: ChatTokenizer) -> None:
         """Note, once, that multi-turn conversations become several rollouts if thoughts are dropped."""

@@ -293,10 +293,26 @@ def test_prompts_that_the_tokenizer_does_not_know_are_a_fault_unless_some_are_kn
     model: Path, tmp_path: Path
 ) -> None:
     odd = {"prompt": "\u732b\u72ac\u9ce5=", "answer": "2"}
-    assert not examine(plan(model, tmp_path, [SHORT, odd], [SHORT]), starts=False).faults
+    some = examine(plan(model, tmp_path, [SHORT, odd], [SHORT]), starts=False)
+    (note,) = (each for each in some.notes if each.path == "tasks.train")
+    assert not some.faults
+    assert "for most of what 1 of 2 prompts that were tried say: task 'train:1' becomes '<unk><unk>" in note.message
     (fault,) = examine(plan(model, tmp_path, [odd], [SHORT]), starts=False).faults
     assert fault.path == "tasks.train"
     assert "has no token for most of what the prompts say: task 'train:0' becomes" in fault.message
+
+
+def test_a_chat_template_does_not_hide_that_the_tokenizer_does_not_know_the_prompts(
+    model: Path, tmp_path: Path
+) -> None:
+    template = tmp_path / "chat.jinja"
+    template.write_text(f"{'1+' * 20}{{% for m in messages %}}{{{{ m.content }}}}{{% endfor %}}=")
+    chat = ("tasks.train.chat=true", f"model.renderer={{use: template, file: {template}}}", "model.max_length=200")
+    for prompt in ("\u732b\u72ac\u9ce5=", "\u732b\u72ac\u9ce5 1"):
+        odd = {"prompt": prompt, "answer": "2"}
+        (fault,) = examine(plan(model, tmp_path, [odd], [SHORT], *chat), starts=False).faults
+        assert "has no token for most of what the prompts say: task 'train:0' becomes '<unk><unk>" in fault.message
+    assert not examine(plan(model, tmp_path, [SHORT], [SHORT], *chat), starts=False).faults
 
 
 @pytest.mark.parametrize(
