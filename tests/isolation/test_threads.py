@@ -53,13 +53,15 @@ def test_a_result_does_not_wait_for_a_call_that_hangs(stop: threading.Event) -> 
     asyncio.run(go())
 
 
-def test_the_time_limit_starts_when_the_call_begins() -> None:
+def test_the_time_limit_starts_when_the_call_begins(stop: threading.Event) -> None:
     async def go() -> None:
         threads = Threads(1)
-        first = asyncio.ensure_future(threads.call(time.sleep, 0.3))
-        await asyncio.sleep(0.01)
-        assert await threads.call(int, seconds=0.1) == 0
-        await first
+        first = asyncio.ensure_future(threads.call(stop.wait))
+        second = asyncio.ensure_future(threads.call(int, seconds=0.5))
+        await asyncio.sleep(0.6)
+        assert not second.done()
+        stop.set()
+        assert await asyncio.gather(first, second) == [True, 0]
 
     asyncio.run(go())
 

@@ -94,14 +94,15 @@ class Recorder:
 
 
 def test_the_steps_that_a_profile_names_are_recorded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    plan = make_plan(tmp_path, steps=3, profile={"steps": [2, 3], "details": True}, eval={"before": False})
+    plan = make_plan(tmp_path, steps=3, profile={"steps": [1, 2, 3], "details": True}, eval={"before": False})
     plan.folder.mkdir(parents=True)
     recorder = Recorder()
     own = [observing.Profiling(recorder)]  # type: ignore[arg-type]
     trainer = Trainer(plan, rollouts=ScriptedRollouts(plan), learner=FakeLearner(), callbacks=own, steps=2)
     with caplog.at_level(logging.WARNING):
         asyncio.run(trainer.train_async())
-    assert recorder.calls == [((0,), True), {0: "profiles/step-2-learner-0.json.gz"}]
+    files = [{0: f"profiles/step-{step}-learner-0.json.gz"} for step in (1, 2)]
+    assert recorder.calls == [((0,), True), files[0], ((0,), True), files[1]]
     assert "profile.steps: this run takes the steps 1 to 2, not [3]" in caplog.text
 
 

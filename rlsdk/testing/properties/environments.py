@@ -10,6 +10,7 @@ import math
 import pickle
 import re
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -273,10 +274,12 @@ def leaves_its_loop_free(subject: Subject, _: Any) -> None:
 
     async def watched(task: Task, chat: Any) -> Any:
         watch = LoopWatch(asyncio.get_running_loop(), threading.current_thread(), "the workflow", WORKFLOW_SECONDS)
+        began = time.monotonic()
         try:
             return await run(task, chat)
         finally:
-            await asyncio.sleep(BLOCKED_SECONDS / 2)  # for the watch to see that the loop runs again
+            if time.monotonic() - began >= BLOCKED_SECONDS:  # a shorter run cannot have blocked it for so long
+                await asyncio.sleep(BLOCKED_SECONDS / 2)  # for the watch to see that the loop runs again
             watch.close()
             longest.append(watch.longest)
 
