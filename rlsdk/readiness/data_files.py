@@ -24,11 +24,12 @@ def data_fingerprints(plan: Plan) -> dict[str, str]:
     return {setting: _hash(files) for setting, (_, files) in _named(plan).items()}
 
 
-def changed_data(plan: Plan, then: Any) -> dict[str, str]:
+def changed_data(plan: Plan, now: Mapping[str, str], then: Any) -> dict[str, str]:
     """Compare the data files of a run with those at a checkpoint.
 
     Args:
         plan: Checked plan of the resumed run.
+        now: Its `data_fingerprints`.
         then: `data_fingerprints` at the checkpoint, as read from its file; None if it is of an earlier version.
 
     Returns:
@@ -37,8 +38,8 @@ def changed_data(plan: Plan, then: Any) -> dict[str, str]:
     before = then if isinstance(then, Mapping) else {}
     return {
         setting: f"the contents of {text}"
-        for setting, (text, files) in _named(plan).items()
-        if setting in before and before[setting] != _hash(files)
+        for setting, (text, _) in _named(plan).items()
+        if setting in before and before[setting] != now.get(setting)
     }
 
 

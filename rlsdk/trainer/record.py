@@ -51,6 +51,7 @@ class RunRecord:
         resume_from: Step of the checkpoint to continue from; None for a new run.
         opened: Time at which the run was opened.
         keep_changes: Writes a changed configuration into the folder, and returns log lines.
+        data_files: Fingerprints of the local files of its tasks.
         store: Rollout store; None if rollouts are not kept.
         gpus: Number of GPUs in the Ray cluster.
         by_hand: True if the trainer may outlive its training; the report is then written when training ends.
@@ -67,6 +68,7 @@ class RunRecord:
     resume_from: int | None
     opened: float
     keep_changes: Callable[[], list[str]]
+    data_files: Mapping[str, str]
     store: RolloutStore | None = None
     gpus: int = 0
     by_hand: bool = False
@@ -212,7 +214,7 @@ def open_run(
             mirror.begin(prepared.step)
         (rehearsed or Rehearsal()).log()
         log.info("%s; the full log is %s", ray_start, plan.folder / "logs" / "driver.log")
-        resumed = prepared.step, opened, prepared.keep_changes
+        resumed = prepared.step, opened, prepared.keep_changes, prepared.data
         record = RunRecord(plan, console, checkpoints, observers, mirror, *resumed)
         with (
             recorded(plan.folder),

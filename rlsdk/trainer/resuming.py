@@ -24,7 +24,7 @@ from rlsdk.learners.checkpoint import find_other_settings, ranks_of
 from rlsdk.plugins import short_name
 from rlsdk.plurals import counted
 from rlsdk.readiness.base_models import changed_models
-from rlsdk.readiness.data_files import changed_data
+from rlsdk.readiness.data_files import changed_data, data_fingerprints
 from rlsdk.runlog.folder import (
     finish_removal,
     is_foreign,
@@ -61,11 +61,13 @@ class Prepared:
         notices: Log lines on what has changed since the last start and how it was handled.
         keep_changes: Writes a changed configuration into the folder, and returns log lines. It is called once the
             checkpoint is loaded, since learner ranks may refuse the change.
+        data: Fingerprints of the local files of the run's tasks; large files take time to read.
     """
 
     step: int | None
     notices: tuple[str, ...] = ()
     keep_changes: Callable[[], list[str]] = attrs.field(default=list, eq=False)
+    data: Mapping[str, str] = attrs.field(factory=dict, eq=False)
 
 
 def check_resumed(config: Source, overrides: Sequence[str], files: Sequence[str | Path]) -> Plan:
@@ -162,8 +164,9 @@ def prepare_folder(
         ]
     step, newer = _chosen(checkpoints, resume) if resumes else (None, {})
     replaced: Sequence[str] = ()
+    data = data_fingerprints(plan)
     if step is not None:
-        replaced, changed_since = _compare_checkpoint(plan, checkpoints, step, allow_changes=allow_changes)
+        replaced, changed_since = _compare_checkpoint(plan, checkpoints, step, data, allow_changes=allow_changes)
         notices += changed_since
         if not used:
             notices.append(f"the run's folder has no {KEPT}: the settings are not compared with the previous ones")
@@ -181,12 +184,12 @@ def prepare_folder(
     changed = used and bool(found or replaced)
     keep = partial(_keep_config, plan, changed=changed, new=not used, step=step or 0)
     if changed and step is not None:
-        return Prepared(step, tuple(notices), keep)
-    return Prepared(step, (*notices, *keep()))
+        return Prepared(step, tuple(notices), keep, data=data)
+    return Prepared(step, (*notices, *keep()), data=data)
 
 
 def _compare_checkpoint(
-    plan: Plan, checkpoints: Checkpoints, step: int, *, allow_changes: bool
+    plan: Plan, checkpoints: Checkpoints, step: int, data: Mapping[str, str], *, allow_changes: bool
 ) -> tuple[list[str], list[str]]:
     """Compare ranks, base models, data files and plugin code with those at a checkpoint, before anything is changed.
 
@@ -194,6 +197,7 @@ def _compare_checkpoint(
         plan: The plan.
         checkpoints: Checkpoints in the run's folder.
         step: Step of the checkpoint to resume from.
+        data: Fingerprints of the data files.
         allow_changes: Accept other base models, data and code.
 
     Returns:
@@ -205,11 +209,11 @@ def _compare_checkpoint(
     """
     _require_loadable(plan, step, checkpoints.path(step) / LEARNER)
     state = checkpoints.read(step)
-    models, data = changed_models(plan, state.get("models")), changed_data(plan, state.get("data"))
-    changed = {**models, **data}
+    models, files = changed_models(plan, state.get("models")), changed_data(plan, data, state.get("data"))
+    changed = {**models, **files}
     if changed and not allow_changes:
         paths = {setting: getattr(plan.config.model, setting.removeprefix("model.")) for setting in models}
-        refused = {**{setting: f"{what} in {paths[setting]}" for setting, what in models.items()}, **data}
+        refused = {**{setting: f"{what} in {paths[setting]}" for setting, what in models.items()}, **files}
         raise ConfigError([_content_refusal(plan, step, setting, what) for setting, what in refused.items()])
     notices = [f"{setting}: {what} differ from those at step {step}" for setting, what in changed.items()]
     replaced = replaced_code(plan, state["plugins"])

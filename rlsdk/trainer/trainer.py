@@ -107,6 +107,7 @@ class Trainer:
         checkpoints: Checkpoints | None = None,
         store: RolloutStore | None = None,
         resume_from: int | None = None,
+        data_files: Mapping[str, str] | None = None,
         callbacks: Iterable[Callback] = (),
     ) -> None:
         """Create a trainer from running rollouts and a running learner; `from_config` starts both for you.
@@ -119,6 +120,7 @@ class Trainer:
             checkpoints: Checkpoint folder; default: the one in the plan's run folder.
             store: Rollout store on disk; None to keep no rollouts.
             resume_from: Step of the checkpoint to continue from; None for a new run.
+            data_files: Fingerprints of the local files of the tasks, if already taken.
             callbacks: Called in this order around each step.
         """
         config, section, resolve = plan.config, plan.config.rollout, plan.plugins.resolve
@@ -144,7 +146,8 @@ class Trainer:
         self.interrupted = self.save_requested = False
         self._ended_early = False  # by an interrupt, which does not concern the next call of `train`
         self._store, self._resume_from = store, resume_from
-        self.base_models, self.data_files = fingerprints(plan), data_fingerprints(plan)
+        self.base_models = fingerprints(plan)
+        self.data_files = data_fingerprints(plan) if data_files is None else data_files
         self._updated = self._synced = self._restored = False
         self.updating = self.in_training = self.closed_down = False
         self._counters_before: tuple[Mapping[str, float], RolloutCounters]
@@ -232,6 +235,7 @@ class Trainer:
             checkpoints=record.checkpoints,
             store=record.store,
             resume_from=record.resume_from,
+            data_files=record.data_files,
             callbacks=standard_callbacks(record.console, record.observers, record.store, callbacks, beside),
         )
         trainer.record = record

@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 import pytest
 import yaml
+from rich.console import Console
 
 from rlsdk.checkpoints.checkpoint import SECTIONS, Checkpoints
 from rlsdk.config import Plan, check
@@ -21,9 +22,12 @@ from rlsdk.errors import CheckpointError, ConfigError, PluginError, RlsdkError
 from rlsdk.learners.checkpoint import write_manifest
 from rlsdk.readiness.base_models import fingerprints
 from rlsdk.readiness.data_files import data_fingerprints
+from rlsdk.runlog.observers import Observers
 from rlsdk.runlog.store import DATABASE, Address, RolloutStore
 from rlsdk.trainer import Trainer
+from rlsdk.trainer.assembly import Parts
 from rlsdk.trainer.changes import HARMLESS, settings_of
+from rlsdk.trainer.record import RunRecord
 from rlsdk.trainer.resuming import Prepared, check_resumed, finished_before, prepare_folder
 from tests.trainer.fakes import MODEL, FakeLearner, ScriptedRollouts, make_plan
 
@@ -555,6 +559,21 @@ def test_a_trainer_keeps_the_fingerprints_of_the_model_and_the_data_that_it_has_
     state = trainer.checkpoints.read(0)
     assert state["models"] == before[0] != fingerprints(plan)
     assert state["data"] == before[1] != data_fingerprints(plan) and list(before[1]) == ["tasks.train.path"]
+
+
+def test_the_data_files_of_a_resumed_run_are_read_once(tmp_path: Path) -> None:
+    data = tmp_path / "train.jsonl"
+    data.write_text('{"prompt": "1 + 1?", "answer": "2"}\n')
+    how: dict[str, Any] = {"tasks": {"train": {"use": "jsonl", "path": str(data)}}, "reward": "exact_match"}
+    plan = make_plan(tmp_path, steps=1, **how)
+    before, checkpoints = data_fingerprints(plan), Checkpoints(plan.folder, 2)
+    prepared = prepare_folder(plan, checkpoints, resume=True, overwrite=False, allow_changes=False)
+    data.unlink()
+    console, observers = Console(quiet=True), Observers(plan.plugins)
+    record = RunRecord(plan, console, checkpoints, observers, None, None, 0.0, list, prepared.data)
+    learner: Any = FakeLearner()
+    trainer = Trainer.of_run(record, Parts(ScriptedRollouts(plan), learner, 1))
+    assert trainer.data_files == before != {}
 
 
 def test_a_new_plugin_needs_leave(run: Run) -> None:
