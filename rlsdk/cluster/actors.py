@@ -132,6 +132,14 @@ def died(error: BaseException) -> bool:
     return isinstance(error, gone)
 
 
+def never_ran(error: BaseException) -> bool:
+    """Return True if the actor's node died before the actor's process existed.
+
+    Until Ray notices that a node is gone, which takes it ten seconds or more, it still places actors there.
+    """
+    return died(error) and "its node has died" in str(error) and "The actor never ran" in str(error)
+
+
 def not_created(error: BaseException) -> bool:
     """Return True if a call failed since the actor's constructor raised, or its arguments could not be read."""
     from ray import exceptions
@@ -162,6 +170,8 @@ def reason(error: BaseException) -> str:
         return short
     if "unexpectedly exits with a connection error" in str(error):  # Ray only saw the connection end
         return "it crashed, or something killed it"
+    if "The actor is temporarily unavailable" in str(error):  # so did its caller, before Ray knew of any death
+        return "it crashed, something killed it, or its machine cannot be reached any more"
     if "Owner's worker process has crashed" in str(error):
         return "the program that started it crashed, or something killed it"
     text = re.sub(r"Worker exit type: \w+ Worker exit detail: ", "", str(error)).split(" Some common causes")[0]

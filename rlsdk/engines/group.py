@@ -14,13 +14,12 @@ from typing import Any
 import attrs
 import numpy as np
 
-from rlsdk.cluster.actors import ActorFailures, cause_of, described, died, kill
+from rlsdk.cluster.actors import ActorFailures, cause_of, described, died, kill, never_ran
 from rlsdk.cluster.nodes import HAND_BACK_SECONDS, DrainingNode, on_draining
 from rlsdk.contracts.rollouts import WeightSender
 from rlsdk.engines.actor import STEP
 from rlsdk.engines.canary import Canary, describe_checksums
 from rlsdk.engines.client import EngineRoutes
-from rlsdk.engines.starting import until_ready
 from rlsdk.engines.weight_sync import LoadedWeights, deliver, deliver_late, received_checksums
 from rlsdk.errors import CanaryError, EngineError, LearnerError, TransferError
 from rlsdk.plurals import counted
@@ -310,6 +309,10 @@ class EngineGroup:
     def _handle_death(self, restarts: RestartPolicy, rank: int, actor: Any, error: Exception) -> None:
         if actor is not None:
             kill(actor)  # it may be alive but unreachable
+        if never_ran(error):  # no fault of the engine, whose own death was counted
+            log.warning("engine %d was placed on a node that no longer exists, and is placed again", rank)
+            self._background(self._restart(restarts, rank))
+            return
         said = self._failures.add(rank, self.step, error)
         if fault := self._failures.too_many(rank):
             self._fail(EngineError(fault))
@@ -363,7 +366,7 @@ class EngineGroup:
         try:
             actor, ready = await restarts.start(rank, incarnation)
             self._started.append(actor)
-            await until_ready(rank, ready)
+            await ready
             async with self._syncing:
                 if self._loaded is not None:
                     await deliver_late(self._loaded, rank, actor, self)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,11 +114,14 @@ async def restart_engine(
     plan: Plan, found: Layout, adapter: Adapter | None, rank: int, incarnation: int
 ) -> tuple[Any, Any]:
     """Start an engine to replace an earlier one, as `start_engine` does, on its current GPUs."""
+    needs = {"CPU": 1.0, **plan.config.placement.engine_resources}
     if found.engines:
+        needs["GPU"] = float(plan.config.placement.gpus_per_engine)
         seats = list(found.engines)
-        seats[rank] = await until_ready(rank, present_seat(seats[rank]))
+        seats[rank] = await until_ready(rank, present_seat(seats[rank]), needs)
         found = attrs.evolve(found, engines=tuple(seats))
-    return start_engine(plan, found, adapter, rank, incarnation)
+    engine, ready = start_engine(plan, found, adapter, rank, incarnation)
+    return engine, until_ready(rank, ready, needs)
 
 
 def started_engines(plan: Plan, starting: Sequence[tuple[Any, Any]]) -> list[Any]:
@@ -163,15 +166,23 @@ async def engine_clocks(engines: Sequence[Any]) -> list[dict[str, float]]:
     return found
 
 
-async def until_ready(rank: int, ready: Any) -> Any:
-    """Wait for a step of an engine's start and return its result; if it takes long, log the free resources."""
+async def until_ready(rank: int, ready: Any, needs: Mapping[str, float]) -> Any:
+    """Wait for a step of an engine's start and return its result; if it takes long, log the free resources.
+
+    Args:
+        rank: Rank of the engine.
+        ready: Awaitable of the step.
+        needs: Resources that Ray reserves for the engine.
+    """
     import ray
 
     start = asyncio.ensure_future(ready)
     try:
         while not (await asyncio.wait({start}, timeout=PATIENCE))[0]:
-            free = {name: count for name, count in ray.available_resources().items() if name in ("CPU", "GPU")}
-            log.warning("engine %d has not started yet; free in Ray: %s", rank, free)
+            available = ray.available_resources()
+            wanted = ", ".join(f"{name} {count:g}" for name, count in needs.items())
+            free = ", ".join(f"{name} {available.get(name, 0):g}" for name in needs)
+            log.warning("engine %d has not started yet; it needs %s; free in Ray: %s", rank, wanted, free)
         return start.result()
     finally:
         start.cancel()

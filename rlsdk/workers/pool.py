@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from rlsdk.cluster.actors import ActorFailures, cause_of, died, kill
+from rlsdk.cluster.actors import ActorFailures, cause_of, died, kill, never_ran
 from rlsdk.cluster.nodes import DrainingNode, on_draining
 from rlsdk.errors import DataError, EngineError, RunError, described
 from rlsdk.isolation.watching import note
@@ -325,7 +325,10 @@ class RolloutWorkerPool:
                 kill(actor)
             if not isinstance(error, Exception):
                 raise
-            if died(error):
+            if never_ran(error):
+                log.warning("rollout worker %d was placed on a node that no longer exists, and is placed again", rank)
+                self._background(self._restart(rank))
+            elif died(error):
                 self._note_death(rank, error, 0)
             else:
                 self.fail(RunError(f"rollout worker {rank} did not start: {described(cause_of(error))}"))

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from ray import exceptions
+from ray.core.generated.common_pb2 import ActorDiedErrorContext
 
-from rlsdk.cluster.actors import LONGEST, ActorFailures, cause_of, described, died, last_words, reason
+from rlsdk.cluster.actors import LONGEST, ActorFailures, cause_of, described, died, last_words, never_ran, reason
 
 RAY_SAYS = """The actor died unexpectedly before finishing this task.
 \tclass_name: EngineActor
@@ -59,6 +60,42 @@ def test_the_reason_is_in_plain_words_or_the_line_that_says_because() -> None:
         error_msg="The actor died.\nThe actor is dead because its node has died.\nGood bye."
     )
     assert reason(other) == "The actor is dead because its node has died."
+
+
+def death(words: str, never_started: bool) -> exceptions.ActorDiedError:
+    """Return a death as Ray reports it to whoever calls the actor."""
+    return exceptions.ActorDiedError(
+        ActorDiedErrorContext(actor_id=bytes(16), error_message=words, never_started=never_started)
+    )
+
+
+NODE_DEATH = "The actor died because its node has died. Node Id: 2c67ca61"
+NEVER_RAN = death(NODE_DEATH, never_started=True)
+
+
+def test_an_actor_that_ray_placed_on_a_dead_node_never_ran() -> None:
+    assert died(NEVER_RAN) and never_ran(NEVER_RAN)
+    assert reason(NEVER_RAN) == NODE_DEATH
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        death(NODE_DEATH, never_started=False),
+        death("The actor is dead because its worker process has died.", never_started=True),
+        raised(NEVER_RAN),
+    ],
+)
+def test_an_actor_that_ran_or_failed_on_a_living_node_died(error: Exception) -> None:
+    assert not never_ran(error)
+
+
+def test_an_actor_that_ray_calls_unavailable_is_described_in_plain_words() -> None:
+    error = exceptions.ActorUnavailableError(
+        "The actor is temporarily unavailable: RpcError: RPC error: Socket closed rpc_code: 14", None
+    )
+    assert died(error)
+    assert reason(error) == "it crashed, something killed it, or its machine cannot be reached any more"
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import pytest
 import rlsdk
 from rlsdk.cluster.nodes import HAND_BACK_SECONDS, DrainingNode
 from rlsdk.contracts import ActorSpec, Completion, Finish, LossSpec, Model, Request, Roles, Sampling, Weights
+from rlsdk.engines import starting
 from rlsdk.engines.canary import Canary
 from rlsdk.engines.client import EngineClient, GenerateRequest
 from rlsdk.engines.group import EngineGroup, RestartPolicy
@@ -272,6 +273,46 @@ def test_engines_on_a_draining_node_finish_or_hand_back_and_are_started_again_wi
         stand.engines.close()
 
     asyncio.run(go())
+
+
+def test_a_replacement_that_ray_places_on_a_dead_node_is_no_further_death(cluster: None) -> None:
+    from ray.core.generated.common_pb2 import ActorDiedErrorContext
+    from ray.exceptions import ActorDiedError
+
+    never_ran = ActorDiedError(
+        ActorDiedErrorContext(actor_id=bytes(16), error_message="its node has died", never_started=True)
+    )
+
+    class Elsewhere(Stand):
+        placed = 0
+
+        async def restart(self, rank: int, incarnation: int) -> tuple[Any, Any]:
+            self.placed += 1
+            if self.placed < 4:
+                raise never_ran
+            return self.start(rank, incarnation)
+
+    async def go() -> None:
+        stand = Elsewhere(1, most=1)
+        await stand.publish(2)
+        await stand.kill(0)
+        [answer] = await asyncio.gather(*stand.ask(1, 3))
+        assert (answer.completion.versions == 2).all()
+        assert stand.placed == 4 and stand.engines.report()["lost"] == 1
+        stand.engines.close()
+
+    asyncio.run(go())
+
+
+def test_an_engine_that_waits_for_room_says_what_it_needs_and_what_ray_has(
+    cluster: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(starting, "PATIENCE", 0.05)
+    needs = {"CPU": 1.0, "sampling": 2.0}
+    assert asyncio.run(starting.until_ready(3, asyncio.sleep(0.2, "ready"), needs)) == "ready"
+    said = caplog.messages[0]
+    assert said.startswith("engine 3 has not started yet; it needs CPU 1, sampling 2; free in Ray: CPU ")
+    assert said.endswith(", sampling 0")
 
 
 @pytest.mark.slow

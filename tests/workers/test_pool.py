@@ -12,6 +12,7 @@ from typing import Any
 
 import cloudpickle
 import pytest
+from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from ray.exceptions import ActorDiedError
 
 from rlsdk.cluster.nodes import HAND_BACK_SECONDS, DrainingNode
@@ -198,6 +199,28 @@ async def test_a_worker_that_dies_too_often_fails_the_run(started: StartedPool) 
         await tasks[0]
     with pytest.raises(RunError, match="died 2 times"):
         await started.pool.make(order("b"))
+
+
+async def test_a_replacement_that_ray_places_on_a_dead_node_is_no_further_death(
+    started: StartedPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = [
+        ActorDiedError(ActorDiedErrorContext(actor_id=bytes(16), error_message="its node has died", never_started=True))
+    ] * 2
+
+    async def ready() -> None:
+        await asyncio.sleep(10)
+        if lost:
+            raise lost.pop()
+
+    monkeypatch.setattr(started.pool, "_start", lambda rank, n: (started._start(rank, n)[0], ready()))
+    monkeypatch.setattr("rlsdk.workers.pool.kill", lambda actor: None)
+    await begin(started.pool, "a", "b")
+    started.actors[0].says.put_nowait(ActorDiedError())
+    await asyncio.sleep(31)
+    assert started.starts == [(0, 1), (0, 2), (0, 3)] and len(started.pool.failures) == 1
+    await begin(started.pool, "c")
+    assert started.actors[0].kinds() == [Admit, Make]
 
 
 async def test_what_a_group_raises_in_a_worker_is_raised_here(started: StartedPool) -> None:
