@@ -207,8 +207,10 @@ class PlanChecks:
             if wrong := not_embedded(codec, ids, self.vocabulary):
                 self.fault(self.tokenizer, f"the prompt of task {task.id!r} has {wrong}")
                 return
-        if not asks and any(not isinstance(task.prompt, str) for task in tasks):
-            self._several_rollouts(codec)
+        if any(not isinstance(task.prompt, str) for task in tasks):
+            self._unopened(codec)
+            if not asks:
+                self._several_rollouts(codec)
         lengths = [len(ids) for ids in prompts]
         # Evaluations drop no prompts.
         limit, setting = longest_prompt(config) if trained else (config.model.max_length - 1, "model.max_length")
@@ -315,6 +317,18 @@ class PlanChecks:
             tried = f"{len(lost)} of {counted(len(tasks), 'prompt')} that were tried"
             self.note(path, f"{head} {tried} say: {lost[0]}; leave such tasks out, or {remedy}")
         return True
+
+    def _unopened(self, codec: ChatTokenizer) -> None:
+        """Note, once, that prompts do not end with what the template writes before an answer."""
+        if header := codec.missing_header:
+            text = (
+                f"prompts end before {header!r}, which the chat template of {codec.name!r} writes before an answer: it "
+                "ignores add_generation_prompt, so that the policy must write this text itself, and rewards read it. "
+                "End the template with {% if add_generation_prompt %}…{% endif %}"
+            )
+            finding = PlanFinding("model.renderer", text)
+            if finding not in self.notes:
+                self.notes.append(finding)
 
     def _several_rollouts(self, codec: ChatTokenizer) -> None:
         """Note, once, that multi-turn conversations become several rollouts if thoughts are dropped."""

@@ -422,6 +422,23 @@ class ChatTokenizer:
         after = next((i for i in range(len(ids)) if mark in self.shown(ids[:i])), len(ids) - 1)
         return int(ids[after]) if int(ids[after]) in self.renderer.stop_tokens else self.end
 
+    @cached_property
+    def missing_header(self) -> str:
+        """Text that the renderer writes before an answer, but not at the end of a prompt; empty if there is none.
+
+        A chat template that ignores `add_generation_prompt` leaves it to the policy to write who speaks.
+        """
+        question = (Message("user", "rlsdkquestion"),)
+        try:
+            if len(self.renderer.generation_prompt()):
+                return ""
+            prompt = self.shown(self.renderer.prompt_tokens(question))
+            prefilled = self.shown(self.renderer.prompt_tokens((*question, Message("assistant", "rlsdkanswer"))))
+        except ConfigError:
+            return ""  # the prompts of a run have the same fault, and are reported
+        before, found, _ = prefilled.partition("rlsdkanswer")
+        return before.removeprefix(prompt).strip() if found and before.startswith(prompt) else ""
+
     def split_stops(self, stops: Sequence[str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
         """Return the strings and the token ids at which sampling ends, for `contracts.Sampling`.
 

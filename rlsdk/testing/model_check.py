@@ -116,6 +116,11 @@ def prompt_shows_the_question(subject: ModelSubject, conversation: tuple[Message
         return "; ".join(error.faults)
     if question[-1].text not in text:
         return f"the prompt {text!r} lacks the user's text"
+    if header := subject.codec.missing_header:
+        return (
+            f"the prompt ends before {header!r}, which the template writes before an answer: it ignores "
+            "add_generation_prompt, so that the policy must write this text itself"
+        )
     _, ids = subject.codec.prompt(Task("check", question))
     return _difference(subject, subject.codec.encode(text), ids)
 
@@ -290,8 +295,11 @@ def lengths_fit_the_positions(subject: ModelSubject, conversation: tuple[Message
 def padding_and_end_are_sane(subject: ModelSubject, conversation: tuple[Message, ...]) -> str | None:
     """There is an end-of-text token; it, the padding and prompts are tokens of the model; prompts have no padding."""
     end, pad = subject.tokenizer.eos_token_id, subject.tokenizer.pad_token_id
-    if end is None:
-        return "the tokenizer has no end-of-text token (eos_token): every answer runs to max_tokens"
+    if not subject.stops:
+        return (
+            "no end-of-text token: neither the tokenizer nor the model's config names an eos_token, so that every "
+            "answer runs to max_tokens"
+        )
     size = subject.text_config.get("vocab_size")
     for name, token in (("eos_token", end), ("pad_token", pad)):
         if isinstance(size, int) and token is not None and not 0 <= token < size:

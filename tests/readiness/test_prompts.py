@@ -95,6 +95,16 @@ def test_a_template_that_drops_thoughts_is_noted_and_keeps_no_run_from_starting(
     assert note.path == "model.renderer" and "drops the thoughts of earlier answers" in note.message
 
 
+def test_a_template_without_a_generation_prompt_is_noted(model: Path, tmp_path: Path) -> None:
+    row: Any = {"prompt": [{"role": "user", "content": "1+1?"}], "answer": "2"}
+    shutil.copytree(model, folder := tmp_path / "ignores-it")
+    chatml(CHATML.partition("{% if add_generation_prompt %}")[0]).tokenizer.save_pretrained(folder)
+    given = ("model.max_length=200", "model.tokenizer=null")
+    (note,) = examine(plan(folder, tmp_path, [row], [row], *given), starts=False).require().notes
+    assert note.path == "model.renderer"
+    assert note.message.startswith("prompts end before '<|im_start|>assistant', which the chat template of ")
+
+
 def test_prompts_that_end_with_an_answer_are_noted_unless_a_prefill_was_asked_for(model: Path, tmp_path: Path) -> None:
     shutil.copytree(model, folder := tmp_path / "chat")
     chatml(CHATML).tokenizer.save_pretrained(folder)

@@ -125,9 +125,13 @@ DROPS = TEMPLATE.replace(
     "{{ m.content }}",
     "{{ m.content.split('</think>')[-1].lstrip() if m.role == 'assistant' and not loop.last else m.content }}",
 )
+WITHOUT_HEADER = TEMPLATE.partition("{% if add_generation_prompt %}")[0]
 LOSES_ARGUMENTS = TEMPLATE.replace("call.function.arguments | tojson", "{'key': 'word', 'count': 3} | tojson")
 BROKEN: dict[str, list[tuple[Callable[[], ModelSubject], str]]] = {
-    "prompt": [(lambda: subject(renderer=AddsToPrompt), "token")],
+    "prompt": [
+        (lambda: subject(renderer=AddsToPrompt), "token"),
+        (lambda: subject(WITHOUT_HEADER), "ends before '<|im_start|>assistant', which the template writes"),
+    ],
     "prefix": [
         (lambda: subject(UPPER), "RLSDK"),
         (lambda: subject(DROPS, renderer=NeverBeginsAnew), "its tokens stay"),
@@ -178,6 +182,11 @@ def test_a_broken_renderer_breaks_one_property_and_no_other(name: str, made: Any
 
 def test_every_property_has_a_renderer_that_breaks_it() -> None:
     assert set(BROKEN) == set(PROPERTIES)
+
+
+def test_an_end_that_only_the_models_config_names_is_an_end() -> None:
+    named = attrs.evolve(subject(eos_token=None), stops=frozenset({258}))
+    assert "padding" not in broken(check_model(named))
 
 
 def test_the_shortest_conversation_is_shown() -> None:
