@@ -110,9 +110,10 @@ def main(arguments: Sequence[str] | None = None) -> Any:
     Args:
         arguments: Command-line arguments; defaults to those of `sys.argv`.
     """
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower().replace("-", "") != "utf8":
-        # A bar or arrow that the terminal cannot encode must not make a command fail.
-        sys.stdout.reconfigure(errors="replace")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Neither an arrow that the terminal cannot encode nor a folder whose name is not UTF-8 makes a command fail.
+        is_utf8 = sys.stdout.encoding.lower().replace("-", "") == "utf8"
+        sys.stdout.reconfigure(errors="surrogateescape" if is_utf8 else "replace")
     if arguments is None and "--json" in sys.argv:
         _reserve_stdout()
     output = sys.stdout

@@ -182,7 +182,7 @@ def reader(address: Address, seconds: float = math.inf) -> sa.Engine:
 
         def connect() -> sqlite3.Connection:
             # SQLAlchemy would create a missing file; sqlite3 opens an existing one read-only.
-            name = f"file:{quote(address.file)}?mode=ro"
+            name = f"file:{quote(os.fsencode(address.file))}?mode=ro"
             if not os.access(Path(address.file).parent, os.W_OK) and not Path(f"{address.file}-wal").exists():
                 name += "&immutable=1"  # otherwise SQLite creates a file next to the database
             ends = time.monotonic() + seconds

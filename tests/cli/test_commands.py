@@ -437,6 +437,16 @@ def test_output_in_an_encoding_with_fewer_characters_is_not_an_error():
     assert "grpo" in ended.stdout
 
 
+def test_a_folder_whose_name_is_not_utf8_is_named_byte_by_byte(tmp_path):
+    folder = os.fsencode(tmp_path) + b"/M\xfcller"
+    os.mkdir(folder)
+    Path(os.fsdecode(folder), "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.5}\n')
+    command = [sys.executable, "-m", "rlsdk.cli", "diagnose", folder]
+    strict = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    ended = subprocess.run(command, capture_output=True, env=strict, check=False)
+    assert (ended.returncode, b"M\xfcller" in ended.stdout) == (0, True), ended.stderr
+
+
 def test_zero_columns_mean_no_limit():
     ended = start("config", "learner.lr", env={**os.environ, "COLUMNS": "0"})
     assert "learner.lr" in ended.stdout

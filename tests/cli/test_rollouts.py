@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +124,11 @@ def test_a_run_that_saves_none_says_so_before_and_after_its_database_is_made(tmp
     said = f"No rollouts are saved: {tmp_path} was started with save_rollouts: 0."
     assert said in run(tmp_path)
     assert said in run(empty_run(tmp_path, "save_rollouts: 0\n", 4))
+
+
+def test_a_folder_whose_name_is_not_utf8_is_read(folder: Path, tmp_path: Path) -> None:
+    copied = shutil.copytree(folder, tmp_path / os.fsdecode(b"M\xfcller"))
+    assert told(copied, "--where", "step = 3") == told(folder, "--where", "step = 3")
 
 
 def test_a_condition_that_nothing_meets_is_not_an_empty_store(folder: Path) -> None:
