@@ -13,7 +13,9 @@ import socket
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib import metadata
+from ipaddress import ip_address
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from rlsdk.errors import EnvironmentFault, first_line
 
@@ -25,6 +27,15 @@ STORE_SHARE = 0.3
 """Share of the memory that Ray gives its object store."""
 _HUB_SECONDS = 5.0
 REMEDY = "pip uninstall -y torchvision torchaudio torchcodec triton"
+
+
+def is_loopback(url: str) -> bool:
+    """Return True if a URL names this machine, whose services no proxy of the environment can reach."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def torch_companions() -> list[str]:

@@ -19,6 +19,7 @@ from rlsdk.engines.checks import check_images, check_known, check_requests
 from rlsdk.engines.pretrained import end_ids, open_tokenizer
 from rlsdk.errors import EngineError
 from rlsdk.marks import engine
+from rlsdk.preflight import is_loopback
 
 log = logging.getLogger(__name__)
 WAIT_SECONDS = 0.02
@@ -116,12 +117,11 @@ class OpenAI:
         key = os.environ.get(self.api_key_env, "")
         self._tokenizer, self._limit = open_tokenizer(model), model.max_length
         self._ends = end_ids(model, self._tokenizer)
-        local = self.base_url.startswith(("http://127.0.0.1", "http://localhost"))
         self._client = httpx.Client(
             timeout=httpx.Timeout(self.timeout, connect=10.0),
             limits=httpx.Limits(max_connections=self.parallel),
             headers={"authorization": f"Bearer {key}"} if key else {},
-            trust_env=not local,  # no proxy for localhost
+            trust_env=not is_loopback(self.base_url),
         )
         self._threads = ThreadPoolExecutor(self.parallel)
         if not self.model:

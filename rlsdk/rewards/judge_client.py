@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from rlsdk.preflight import is_loopback
+
 if TYPE_CHECKING:
     import httpx
 
@@ -99,7 +101,8 @@ class JudgeClient:
             import httpx
 
             pool = httpx.Limits(max_connections=self.max_concurrency)
-            client = httpx.AsyncClient(timeout=None, limits=pool, follow_redirects=False)
+            proxy = not is_loopback(self.base_url)
+            client = httpx.AsyncClient(timeout=None, limits=pool, follow_redirects=False, trust_env=proxy)
             self._session = _LoopConnections(client, asyncio.Semaphore(self.max_concurrency))
         session = self._session
         session.users += 1

@@ -336,7 +336,7 @@ class RemoteClient:
                 timeout=httpx.Timeout(None, connect=10.0),
                 limits=limits,
                 headers=headers,
-                trust_env=not self._url.startswith("http://127.0.0.1"),  # no proxy for this machine
+                trust_env=not preflight.is_loopback(self._url),
             )
         try:
             response = await self._client.request(method, self._url + path, json=body)

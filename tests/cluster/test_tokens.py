@@ -73,6 +73,13 @@ def test_access_tells_open_granted_refused_and_unknown(closed: str, open_cluster
     assert access("127.0.0.1:1") == "unknown"
 
 
+def test_a_cluster_is_asked_past_the_proxy_of_the_environment(closed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "")
+    assert (access(closed), access(closed, SECRET)) == ("refused", "granted")
+
+
 def test_a_cluster_without_token_is_joined_without_token_even_if_one_lies_here(open_cluster: str, home: Path) -> None:
     home.write_text(SECRET)
     assert token_fault(open_cluster) == ""

@@ -155,6 +155,14 @@ def test_a_verdict(server):
     assert '"score": NUMBER}, NUMBER from 0 to 10' in system["content"]
 
 
+def test_a_judge_on_this_machine_is_asked_past_the_proxy_of_the_environment(server, monkeypatch):
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    assert score(load(server, retries=0)).value == 0.7
+
+
 def test_what_is_sent_follows_the_options(server, tmp_path):
     rubric = tmp_path / "rubric.md"
     rubric.write_text("Rate {response}. Keep {braces}, \\boxed{answer} and {0}.")

@@ -31,6 +31,21 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return put
 
 
+@pytest.mark.parametrize(
+    ("url", "here"),
+    [
+        ("http://127.0.0.1:8000/v1", True),
+        ("https://localhost/v1", True),
+        ("http://[::1]:8000/v1", True),
+        ("http://127.0.0.1.example.com/v1", False),
+        ("https://localhost.example.com/v1", False),
+        ("https://api.example.com/v1", False),
+    ],
+)
+def test_a_url_of_this_machine_is_told_from_others(url: str, here: bool):
+    assert preflight.is_loopback(url) is here
+
+
 def test_cuda_companions_of_a_cpu_torch_are_named_with_the_remedy(install):
     install("torch", "2.13.0+cpu")
     install("torchvision", "0.28.0")
