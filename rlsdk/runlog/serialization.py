@@ -26,6 +26,11 @@ Learned = Mapping[str, Sequence[np.ndarray | None]]
 """Name of a field -> its values of each rollout, `[T]` as the rollout's tokens; None for one that was not trained."""
 _WIDE = 2**63
 """Integers of at least this size are written in hexadecimal, since Python refuses to parse very long decimals."""
+_PLAIN = frozenset({type(None), bool, str, float})
+"""Types whose values are JSON as they are."""
+_SCORE = tuple(field.name for field in attrs.fields(Score))
+to_text = json.JSONEncoder(ensure_ascii=False).encode
+"""Convert JSON values to text, as `json.dumps` would, which makes an encoder at each call."""
 
 
 class OpaqueFault(ValueFault):
@@ -50,7 +55,8 @@ def encode(group: Group, learned: Learned | None = None) -> bytes:
         "tasks": [_task(task) for task in tasks],
         "rollouts": [_rollout(r, tasks) for r in group.rollouts],
         "scores": [
-            {**attrs.asdict(score, recurse=False), "metrics": _to_json(dict(score.metrics))} for score in group.scores
+            {**{name: getattr(score, name) for name in _SCORE}, "metrics": _to_json(score.metrics)}
+            for score in group.scores
         ],
         "lengths": [len(r.token_ids) for r in group.rollouts],
     }
@@ -60,7 +66,7 @@ def encode(group: Group, learned: Learned | None = None) -> bytes:
         header["learned"] = {name: [values is not None for values in each] for name, each in learned.items()}
     out = io.BytesIO()
     # UTF-8 with lone surrogates instead of escapes: two consecutive escaped halves would be read as one character.
-    text = json.dumps(header, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    text = to_text(header).encode("utf-8", "surrogatepass")
     out.write(len(text).to_bytes(8, "little") + text)
     for name in ARRAYS if group.rollouts else ():
         joined = np.concatenate([getattr(r, name) for r in group.rollouts])
@@ -153,7 +159,7 @@ def _task(task: Task) -> dict[str, Any]:
         "id": task.id,
         "prompt": prompt,
         "answer": _to_json(task.answer),
-        "metadata": _to_json(dict(task.metadata)),
+        "metadata": _to_json(task.metadata),
         "source": task.source,
     }
 
@@ -166,7 +172,8 @@ def _read_task(header: Mapping[str, Any]) -> Task:
 
 
 def _messages(messages: Sequence[Message]) -> list[list[Any]]:
-    return [[m.prompt, _to_json(m.as_json())] for m in messages]
+    # Only arguments of calls may hold what JSON lacks.
+    return [[m.prompt, _to_json(m.as_json()) if m.tool_calls else m.as_json()] for m in messages]
 
 
 def _read_message(header: Sequence[Any]) -> Message:
@@ -180,7 +187,7 @@ def _rollout(rollout: Rollout, tasks: Sequence[Task]) -> dict[str, Any]:
         "task": next(i for i, task in enumerate(tasks) if task is rollout.task),
         "messages": _messages(rollout.messages),
         "status": rollout.status,
-        "metrics": _to_json(dict(rollout.metrics)),
+        "metrics": _to_json(rollout.metrics),
         "rewards": rollout.rewards,
         "trajectory": rollout.trajectory,
         "step": rollout.step,
@@ -199,7 +206,7 @@ def _read_rollout(header: Mapping[str, Any], tasks: Sequence[Task], arrays: Sequ
 
 def _to_json(value: Any) -> Any:
     """Convert a value to JSON; types that JSON lacks become a mapping with a single key that begins with `$`."""
-    if value is None or isinstance(value, bool | str) or type(value) is float:
+    if type(value) in _PLAIN or isinstance(value, str):
         return value
     if isinstance(value, int):
         return value if abs(value) < _WIDE else {"$int": hex(value)}
@@ -207,7 +214,7 @@ def _to_json(value: Any) -> Any:
         return [_to_json(each) for each in value]
     if isinstance(value, Mapping):
         if all(isinstance(k, str) and not k.startswith("$") for k in value):
-            return {k: _to_json(v) for k, v in value.items()}
+            return {k: v if type(v) in _PLAIN else _to_json(v) for k, v in value.items()}
         return {"$map": [[_to_json(k), _to_json(v)] for k, v in value.items()]}
     if type(value) is tuple:
         return {"$tuple": [_to_json(each) for each in value]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any
 import attrs
 import sqlalchemy as sa
 
-from rlsdk.runlog.serialization import Learned, encode, prompt_text
+from rlsdk.runlog.serialization import Learned, encode, prompt_text, to_text
 from rlsdk.types import Group, Rollout, Score
 
 METADATA = sa.MetaData()
@@ -136,7 +135,6 @@ def create_indices(connection: sa.Connection) -> list[str]:
 
 def group_row(run: str, entry: Entry) -> dict[str, Any]:
     """Return the row of a group in `GROUPS`."""
-    newest = [version_range(r)[1] for r in entry.group.rollouts]
     return {
         "run": run,
         "number": entry.number,
@@ -146,7 +144,7 @@ def group_row(run: str, entry: Entry) -> dict[str, Any]:
         "step": entry.step,
         "uses": entry.uses,
         "kept_at": entry.kept_at,
-        "newest": max((v for v in newest if v is not None), default=-1),
+        "newest": max((int(r.policy_versions.max(initial=-1)) for r in entry.group.rollouts), default=-1),
         "payload": encode(entry.group, entry.learned),
     }
 
@@ -167,7 +165,7 @@ def _row(rollout: Rollout, score: Score) -> dict[str, Any]:
         "reward": score.value if score.valid else None,
         "valid": score.valid,
         "reason": _text(score.reason),
-        "parts": _text(json.dumps(parts, ensure_ascii=False)),
+        "parts": _text(to_text(parts)),
         "status": rollout.status,
         "tokens": int(rollout.loss_mask.sum()),
         "length": len(rollout.token_ids),
