@@ -6,6 +6,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import os
+import re
 import sys
 from functools import cache, lru_cache
 from pathlib import Path
@@ -120,12 +121,30 @@ def misspelt_module(entry: PluginEntry) -> str:
 def misspelt_group(name: str) -> str:
     """Return advice if an installed package declares a plugin in a group of rlsdk's that is not read; else nothing."""
     for point in importlib.metadata.entry_points(name=name):
-        if point.group.lower().startswith("rlsdk") and not point.group.startswith(GROUP) and point.dist:
-            return (
-                f"\n{point.dist.name} {point.dist.version} declares {name!r} in the group {point.group!r}, which rlsdk "
-                f'does not read; write [project.entry-points."{GROUP}"] in its pyproject.toml, and install it again'
-            )
+        read = point.group == GROUP or point.group.startswith(f"{GROUP}.")
+        if point.group.lower().startswith("rlsdk") and not read and point.dist:
+            origin = f"{point.dist.name} {point.dist.version}"
+            declares = f"\n{origin} declares {name!r} in the group {point.group!r}, which rlsdk does not read; "
+            if re.fullmatch(r"rlsdk\.v\d+", point.group):
+                return (
+                    f"{declares}rlsdk {version()} reads {GROUP!r}, the plugin API for which it must be written: "
+                    f"install another version of rlsdk or of {point.dist.name}, or correct the group if it is misspelt"
+                )
+            return f'{declares}write [project.entry-points."{GROUP}"] in its pyproject.toml, and install it again'
     return ""
+
+
+def impostors() -> str:
+    """Return advice about installed packages that declare a plugin `core`, whose components no config can name."""
+    origins = [
+        claim.origin for claims in discover().values() for claim in claims if claim.name == CORE and claim.broken
+    ]
+    if not origins:
+        return ""
+    return (
+        f"\n{' and '.join(origins)} also declares {CORE!r}, which belongs to rlsdk; give its entry point another "
+        "name in its pyproject.toml, and install it again"
+    )
 
 
 @cache

@@ -30,7 +30,7 @@ from rlsdk.errors import (
 from rlsdk.kinds import KINDS, Kind
 from rlsdk.options import nearest, unknown
 from rlsdk.plugins import fingerprints, guard
-from rlsdk.plugins.discovery import CORE, PluginEntry, discover, misspelt_group, misspelt_module, unreadable
+from rlsdk.plugins.discovery import CORE, PluginEntry, discover, impostors, misspelt_group, misspelt_module, unreadable
 from rlsdk.plugins.fingerprints import ComponentRef, Fingerprint, code_differs, overwritten, plugin_name, source_of
 from rlsdk.plugins.own_parts import with_own_parts
 
@@ -351,6 +351,8 @@ class Plugins(pluggy.PluginManager):
         others = [each for each, found in self._components.items() if each != plugin and (kind, name) in found]
         if others:
             return f"{text.partition('; did you mean')[0]}; did you mean {others[0] + '/' + name!r}?"
+        if name.startswith(f"{CORE}/"):
+            return text + impostors()
         if plugin == CORE and name in self.entries:
             return f"{text.partition('; did you mean')[0]}; a component of the plugin {name!r} is written {name}/NAME"
         if self._components[plugin] or self._tables[plugin]:

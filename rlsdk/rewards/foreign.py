@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from itertools import islice
@@ -153,7 +154,7 @@ class Foreign:
         if isinstance(result, DataError):
             raise result
         if isinstance(result, Exception):
-            return [Score.invalid(described(result))] * count
+            return [Score.invalid(described(result) + _form_of_answers(prepared, result))] * count
         if self.key is None and self.none == "invalid":
             return prepared.read(result, count)
         listed = isinstance(result, list | tuple)
@@ -178,6 +179,22 @@ def _picked(result: Any, key: str) -> Any:
         f"a mapping with {', '.join(map(str, result)) or 'nothing'}" if isinstance(result, Mapping) else repr(result)
     )
     return ValueFault(f"it returned {given:.200}; expected a mapping with {key!r}")
+
+
+def _form_of_answers(prepared: PreparedCall, error: Exception) -> str:
+    """Return advice if a function seems to have expected messages and got text, or the reverse; else nothing."""
+    given = prepared.named.get("completion", next(iter(prepared.named.get("completions", ())), None))
+    if isinstance(given, str) and re.match(r"string indices|'str' object has no attribute '(get|items)'", str(error)):
+        return (
+            "; it was given text, since the task's prompt is text: if it reads messages, as in "
+            "completion[0]['content'], the tasks must have lists of messages as prompts"
+        )
+    if isinstance(given, list) and re.search(r"'list' object has no attribute|got '?list\b|not '?list\b", str(error)):
+        return (
+            "; it was given lists of messages, since the task's prompt is one: read completion[-1]['content'], or give "
+            "the tasks prompts that are text"
+        )
+    return ""
 
 
 async def _settled(result: Any) -> Any:

@@ -108,7 +108,7 @@ def test_the_cause_does_not_name_the_plugin_twice(site):
     assert text.startswith("hooked (rlsdk-hooked 1.0) broken: the hook rlsdk_run_start has no argument 'run'")
 
 
-@pytest.mark.parametrize("group", ["rlsdk.plugins", "rlsdk", "RLSDK.v2"])
+@pytest.mark.parametrize("group", ["rlsdk.plugins", "rlsdk", "RLSDK.v2", "rlsdk.v2", "rlsdk.v10"])
 @pytest.mark.parametrize("command", ["plugins", "check", "explain"])
 def test_an_entry_point_in_another_group_is_reported(site, command, group, tmp_path):
     site.install("rlsdk-lost", {"lost.py": ""}, plugins={"lost": "lost"}, group=group)
@@ -116,8 +116,15 @@ def test_an_entry_point_in_another_group_is_reported(site, command, group, tmp_p
     config.write_text("reward: lost/x")
     ran = CliRunner().invoke(root, [command, str(config) if command == "explain" else "lost"])
     said = " ".join(ran.stderr.split())
-    assert f"rlsdk-lost 1.0 declares 'lost' in the group {group!r}, which rlsdk does not read; write" in said
+    assert f"rlsdk-lost 1.0 declares 'lost' in the group {group!r}, which rlsdk does not read; " in said
     assert ran.exit_code != 0
+
+
+def test_a_plugin_for_another_api_is_not_to_be_renamed(site):
+    site.install("rlsdk-lost", {"lost.py": ""}, plugins={"lost": "lost"}, group="rlsdk.v2")
+    said = " ".join(CliRunner().invoke(root, ["plugins", "lost"]).stderr.split())
+    assert "reads 'rlsdk.v1', the plugin API for which it must be written" in said
+    assert "install another version of rlsdk or of rlsdk-lost" in said
 
 
 def test_components_as_json(lab):

@@ -147,6 +147,8 @@ def test_no_plugin_shadows_core(site):
     assert rlsdk.load("kl", "k1").component.obj.__module__ == "rlsdk.algorithms.kl"
     assert rlsdk.load("kl", "core/k1").component.obj.__module__ == "rlsdk.algorithms.kl"
     assert "impostor" not in sys.modules
+    assert "impostor 1.0 also declares 'core', which belongs to rlsdk" in failure("kl", "core/stolen")
+    assert "impostor" not in failure("kl", "stolen")
 
 
 def test_two_distributions_that_claim_a_name_are_both_named(mylab):

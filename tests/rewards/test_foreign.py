@@ -269,6 +269,34 @@ def test_trl_conversations_are_messages(load):
     assert values(reward(answers("4", task=CHAT))) == [1.0]
 
 
+READS_MESSAGES = "def reward(completions, **kwargs): return [len(c[0]['content']) for c in completions]"
+READS_TEXT = "def reward(completions, **kwargs): return [len(c.strip()) for c in completions]"
+MATCHES_TEXT = "import re\ndef reward(completion, answer): return bool(re.match('4', completion))"
+
+
+@pytest.mark.parametrize(
+    ("code", "task", "says"),
+    [
+        (
+            READS_MESSAGES,
+            TASK,
+            "TypeError: string indices must be integers, not 'str' (mine.py, line 1); it was given text",
+        ),
+        (READS_TEXT, CHAT, "it was given lists of messages, since the task's prompt is one"),
+        (MATCHES_TEXT, CHAT, "it was given lists of messages, since the task's prompt is one"),
+    ],
+)
+def test_the_other_form_of_completions_is_explained(load, code, task, says):
+    (score,) = load(code)(answers("4", task=task))
+    assert says in score.reason
+
+
+@pytest.mark.parametrize("raised", ["TypeError('unsupported operand')", "KeyError('gold')"])
+def test_other_errors_say_nothing_of_the_form(load, raised):
+    (score,) = load(f"def reward(completions, **kwargs): raise {raised}")(answers("4"))
+    assert "it was given" not in score.reason
+
+
 def test_a_prefill_belongs_to_the_completion(load):
     prompt = (Message("user", "2+2?"), Message("assistant", "<think>"))
     task = Task(id="p", prompt=prompt)
