@@ -306,7 +306,7 @@ def _no_model(path: str) -> list[str]:
             f"there is no folder {path!r} with a config.json, neither in the working folder ({Path.cwd().name}/) nor "
             "next to the configuration (and it is not a hub id, ORG/NAME)"
         )
-        return [] if whole else [text]
+        return [] if whole else [_exported(path, folder) or text]
     if whole and (any(folder.glob("model*.safetensors")) or any(folder.glob("pytorch_model*.bin"))):
         text = f"{path!r} holds a model and an adapter ({adapter.name}), which transformers would load together"
         return [f"{text}; move the adapter to another folder"]
@@ -321,6 +321,17 @@ def _no_model(path: str) -> list[str]:
     if (folder.parent / "config.json").is_file():  # as in the export of a run
         remedy = f"give the folder above it, {os.path.dirname(path.rstrip('/')) or '.'!r}, which holds the merged model"
     return [f"{path!r} holds only an adapter ({adapter.name}); {remedy}"]
+
+
+def _exported(path: str, folder: Path) -> str:
+    """Return where the model of a run or a checkpoint is; empty if the folder is neither."""
+    found = [*folder.glob("checkpoints/step-*/export/config.json"), *folder.glob("export/config.json")]
+    if found:
+        newest = max(found, key=lambda file: file.stat().st_mtime).parent
+        return f"{path!r} holds no config.json, but an exported model: give {str(newest)!r}"
+    if (folder / "checkpoints").is_dir():
+        return f"{path!r} is the folder of a run; write its model by `rlsdk export {path} DIR`, then give DIR"
+    return ""
 
 
 def _rollout(config: Config) -> list[tuple[bool, str]]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from rlsdk.plurals import counted
 from rlsdk.preflight import is_loopback
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class JudgeClient:
             except TimeoutError as error:
                 before = f"; the last attempt before: {last}" if last else ""
                 raise EndpointError(f"no answer within {self.timeout:g} s{before}") from error
-            raise EndpointError(f"{last} (after {self.retries + 1} attempts)")
+            raise EndpointError(f"{last} (after {counted(self.retries + 1, 'attempt')})")
 
     @asynccontextmanager
     async def _opened(self) -> AsyncIterator[_LoopConnections]:

@@ -10,6 +10,7 @@ import json
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -168,7 +169,13 @@ class ViewerService:
 
     async def _state(self, request: web.Request) -> web.StreamResponse:
         def states() -> list[dict[str, Any]]:
-            return [run.state() for run in self.runs]
+            found = [run.state() for run in self.runs]
+            times = Counter(each["name"] for each in found)
+            # Runs of one name, such as a copy, or those of two people, are told apart by their folders.
+            return [
+                {**each, "name": f"{each['name']} ({each['path']})"} if times[each["name"]] > 1 else each
+                for each in found
+            ]
 
         shown = [
             {"name": page.name, "title": page.title, "script": page.script, "alone": page.studio}

@@ -27,6 +27,8 @@ _UNUSED = ("trackers", "diagnoses", "mirror")
 """Settings that a what-if does not read, and whose components need not be installed."""
 _STORED = ("logprobs", "entropy")
 """Fields computed by models that may be stored."""
+_UNREAD_MODEL = "unread/model"
+"""A name on the hub, which is never looked up."""
 NO_FILTERS = "none"
 
 
@@ -139,7 +141,10 @@ def _kept(file: Path, asked: Asked, overrides: Sequence[str]) -> Tree:
     rewards = tree.get("reward") or []
     if len(rewards) == 1:  # so that `reward.format_score=0` applies to the only one
         tree["reward"] = rewards[0]
-    return resolve_paths(tree, file)
+    tree = resolve_paths(tree, file)
+    if not asked.model:  # nothing reads it, so it may have been deleted, or not moved along with the run
+        tree["model"] = {**tree["model"], "path": _UNREAD_MODEL}
+    return tree
 
 
 def _changes(before: Tree, after: Tree) -> dict[str, tuple[Any, Any]]:

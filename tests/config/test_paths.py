@@ -136,6 +136,19 @@ def test_the_home_of_an_unknown_user_is_no_traceback(folder, monkeypatch, key):
         assert found and "there is no folder '~nobody-here/model'" in found[0].message
 
 
+def test_the_folder_of_a_run_is_told_where_its_model_is(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    export = folder / "runs" / "sft" / "checkpoints" / "step-3" / "export"
+    export.parent.mkdir(parents=True)
+    with pytest.raises(ConfigError, match="'runs/sft' is the folder of a run; write its model by `rlsdk export runs/s"):
+        check("trial.yaml", ["model.path=runs/sft"])
+    export.mkdir()
+    (export / "config.json").write_text("{}")
+    for given in ("runs/sft", "runs/sft/checkpoints/step-3"):
+        with pytest.raises(ConfigError, match="an exported model: give 'runs/sft/checkpoints/step-3/export'"):
+            check("trial.yaml", [f"model.path={given}"])
+
+
 def test_the_folder_of_an_adapter_is_told_which_model_to_give(folder, monkeypatch):
     monkeypatch.chdir(folder)
     adapter = folder / "export" / "adapter"

@@ -328,6 +328,11 @@ def test_what_is_no_verdict_is_invalid_and_never_a_zero(server, answer, reason, 
     assert len(server.asked) == requests
 
 
+def test_a_single_attempt_is_counted_as_one(server):
+    server.answers = [refused(500)]
+    assert "status 500: no (after 1 attempt)" in score(load(server, retries=0)).reason
+
+
 @pytest.mark.parametrize("first", [refused(429), refused(503), dies])
 def test_another_attempt(server, first):
     server.answers = [first, said('{"score": 5}')]

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -40,6 +41,13 @@ def test_the_state_names_runs_and_pages(service: ViewerService, ask: Ask, run: P
     assert "script-src 'self'" in headers["Content-Security-Policy"]
     assert "unsafe-inline" not in headers["Content-Security-Policy"]
     assert headers["X-Content-Type-Options"] == "nosniff"
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(ask: Ask, run: Path, tmp_path: Path) -> None:
+    copies = [shutil.copytree(run, tmp_path / person / run.name) for person in ("alice", "bob")]
+    shown = ask(ViewerService([str(copy) for copy in copies]), "/api/state")[2]["runs"]
+    assert {each["name"] for each in shown} == {f"first ({each['path']})" for each in shown}
+    assert len({each["name"] for each in shown}) == 2
 
 
 def test_curves_follow_a_file_that_grows_and_one_that_is_cut_back(service: ViewerService, ask: Ask, run: Path) -> None:

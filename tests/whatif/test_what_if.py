@@ -105,6 +105,13 @@ def answer(run: Path, *arguments: str) -> dict[str, Any]:
     return found
 
 
+def test_a_run_whose_model_is_gone_is_answered_unless_gradients_are_asked_for(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "made", model={"path": "gone", "max_length": 32})
+    assert answer(run, "--algorithm", "dr_grpo")["trained"]["after"] == 2
+    refused = invoke(run, "--checkpoint", str(MODEL))
+    assert (refused.exit_code, "model.path: there is no folder" in refused.output) == (2, True)
+
+
 def test_without_a_change_nothing_differs(run: Path) -> None:
     found = answer(run)
     assert found["groups"] == 2
