@@ -95,7 +95,7 @@ def check(
     """Check that the components of PLUGIN, a name or a Python file, satisfy the contracts of their kinds.
 
     `rlsdk check FILE.py:NAME` checks one component of a file; or a function or class that is not marked: a tool, an
-    agent, or a reward of another trainer, as its parameters tell. --kind workflow says that it is no reward.
+    agent, or a reward of another trainer, as its parameters tell. --kind workflow says that it is not a reward.
 
     `rlsdk check model PATH` instead checks a model's tokenizer, chat template and configuration and, if it has weights,
     that engine and learner compute the same logprobs; --trace shows where they begin to differ. Each violated property
