@@ -3,6 +3,7 @@
 PYTHON ?= python3
 SEED ?= 0
 KILLS ?= 300
+JOBS ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
 NANO_frozen_lake := --largest 3 --layers 3 --hidden 64 --heads 2 --intermediate 128
@@ -14,7 +15,7 @@ STAMP := $(VENV)/.installed
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv quickstart warm-start gridworlds test test-slow test-long soak faults models memory bench bench-peers curves tournament recipes gpu-day release lint types layers docs configuration
+.PHONY: help venv quickstart warm-start gridworlds test tests test-slow test-long soak faults models memory bench bench-peers curves tournament recipes gpu-day release lint types layers docs configuration
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -62,14 +63,18 @@ docs: $(STAMP)  ## the documentation, in site/; any broken link or unknown name 
 configuration: $(STAMP)  ## write docs/configuration.md, docs/rlsdk.schema.json and first pages from docstrings and signatures
 	@$(BIN)/python tools/docs_configuration.py
 
-# One OpenMP thread for each process: tests start several at once, and waiting threads spin. Tests are dealt out by file,
-# those of the engines and of the learners that start the stack by folder, since they share processes (tests/conftest.py).
-test: $(STAMP)  ## everything but whole training runs, the real Ray, vLLM and DeepSpeed included
-	@$(MAKE) --no-print-directory -j 2 lint types layers docs
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow and not gpu and not stack" -n 2 --dist loadfile --no-loadscope-reorder --durations 10
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "stack and not slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder --durations 20
+# Types and documentation are checked beside the tests: on two cores, no part then waits for another.
+test: $(STAMP)  ## everything but whole training runs, the real Ray, vLLM and DeepSpeed included (JOBS=3)
+	@$(MAKE) --no-print-directory lint layers
+	@$(MAKE) --no-print-directory -j 3 types docs tests
 
-# Here, too: a training keeps little more than one core busy, as engine and learner take turns.
+# One OpenMP thread for each process: tests start several at once, and waiting threads spin. Tests are dealt out by file,
+# those of the engines and of the learners by folder, since they share processes; those that start the stack come last
+# (tests/conftest.py). Three processes keep two cores busy: a third of their time is waiting, for processes or for limits.
+tests: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow and not gpu" -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 20
+
+# Two here: a training keeps little more than one core busy, as engine and learner take turns.
 test-slow: $(STAMP)  ## whole training runs, kills, and all examples of the property tests
 	OMP_NUM_THREADS=1 RLSDK_TEST_EXAMPLES=all $(BIN)/pytest -m "property and not slow and not gpu and not stack" -n 2 --dist loadfile --timeout 600
 	OMP_NUM_THREADS=1 RLSDK_TEST_EXAMPLES=all $(BIN)/pytest -m "slow and not long and not gpu" -n 2 --dist loadfile --no-loadscope-reorder --timeout 600 --durations 40

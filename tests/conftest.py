@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import importlib
 import inspect
@@ -38,7 +37,7 @@ LONGEST = (
     "tests/run/test_training.py",
     "plugins/rlsdk-fsdp2/",
 )
-"""What is begun with, so that no process has a long one left when the other has nothing to do."""
+"""What is begun with among the tests that start the stack, so that both processes end together."""
 SHARING = ("tests/learners", "tests/engines")
 """Folders whose tests share Ray, engines and ranks: one process runs all of them."""
 
@@ -72,27 +71,19 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """When only tests of the stack are wanted, do not import the files of folders without any."""
-    if config.option.markexpr.startswith("stack and ") and collection_path.match("test_*.py"):
-        return None if uses_stack(collection_path.parent) else True
-    return None
-
-
-@functools.cache
-def uses_stack(folder: Path) -> bool:
-    """Return True if a file of a folder, a helper or a conftest.py of it included, marks tests with `stack`."""
-    return any("mark.stack" in path.read_text(encoding="utf-8") for path in folder.rglob("*.py"))
-
-
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses by marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if is_hypothesis_test(getattr(item, "obj", None)):
             item.add_marker("property")
 
-    def rank(item: pytest.Item) -> int:
-        return next((i for i, name in enumerate(LONGEST) if item.nodeid.startswith(name)), len(LONGEST))
+    starting = {item.path for item in items if item.get_closest_marker("stack")}
+
+    def rank(item: pytest.Item) -> tuple[bool, int, bool]:
+        # Ray stays in a process that has started it: files that start nothing come first, in a folder that shares, too.
+        longest = next((i for i, name in enumerate(LONGEST) if item.nodeid.startswith(name)), len(LONGEST))
+        starts = item.path in starting
+        return starts or item.nodeid.startswith(SHARING), longest, starts
 
     items.sort(key=rank)
     marked = [item for item in items if item.get_closest_marker("gpu")]
