@@ -347,6 +347,33 @@ def test_a_batcher_serves_one_event_loop_after_another(task: Task) -> None:
     assert asyncio.run(once()) == 1
 
 
+def test_rollouts_that_wait_when_an_event_loop_ends_are_not_scored_in_the_next(task: Task) -> None:
+    begun: list[asyncio.Event] = []
+    scored: list[str] = []
+
+    async def score(take: Any) -> list[int]:
+        if begun and not begun[0].is_set():
+            begun[0].set()
+            await asyncio.Event().wait()  # until the loop ends
+        rollouts = take()
+        scored.extend(rollout.response for rollout in rollouts)
+        return [1] * len(rollouts)
+
+    batcher = Batcher(score)
+
+    async def leaves() -> None:
+        begun.append(asyncio.Event())
+        batcher(answers(task, "a")[0])
+        await begun[0].wait()
+
+    async def once() -> int:
+        found: int = await batcher(answers(task, "b")[0])
+        return found
+
+    asyncio.run(leaves())
+    assert asyncio.run(once()) == 1 and scored == ["b"]
+
+
 def test_calls_that_fail_before_they_take_leave_no_caller_waiting(task: Task) -> None:
     async def fails(take: Any) -> list[int]:
         raise ScoringError("no process")
