@@ -17,6 +17,8 @@ from rlsdk.isolation.watching import forget_actor, watch_actor
 LONGEST = 240
 """Maximum length of a reason in characters, since Ray's texts fill a screen."""
 
+_STACK = re.compile(r"frame #\d+: |<omitting python frames>|Exception raised from ")
+
 IDENTIFY_SECONDS = 0.01
 """Seconds that an actor waits before a load that blocks its event loop, so that its answer to `identity` is sent."""
 
@@ -182,14 +184,17 @@ def reason(error: BaseException) -> str:
 
 
 def last_words(log: Path) -> str:
-    """Return the last line of an actor's log, shortened; empty if this machine does not have the log."""
+    """Return the last line of an actor's log, shortened; empty if this machine does not have the log.
+
+    The stack of C++ that torch writes after a warning of a lost connection says nothing.
+    """
     try:
         with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - 4096))
+            file.seek(max(0, log.stat().st_size - 16384))
             lines = file.read().decode(errors="replace").replace("\r", "\n").split("\n")
     except OSError:
         return ""
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    last = next((line.strip() for line in reversed(lines) if line.strip() and not _STACK.match(line)), "")
     return last if len(last) <= LONGEST else f"{last[: LONGEST - 1]}…"
 
 

@@ -104,6 +104,11 @@ def test_an_actor_that_ray_calls_unavailable_is_described_in_plain_words() -> No
         (b"first\nlast one\n\n", "last one"),
         (b"12%\rloading 100%\r", "loading 100%"),
         (b"x" * 5000, "x" * (LONGEST - 1) + "…"),
+        (
+            b"[c10d] recvValue failed\nException raised from recvBytes at U.hpp:784 (most recent call first):\n"
+            b"frame #0: c10::Error(int) + 0x80 (0x7f in lib.so)\n<omitting python frames>\nframe #9: <unknown> + 1\n",
+            "[c10d] recvValue failed",
+        ),
         (b"\xff\xfe no text", "\ufffd\ufffd no text"),
         (b"", ""),
     ],
