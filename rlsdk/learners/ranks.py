@@ -41,7 +41,9 @@ class Ranks:
             if rank > 0:
                 await_listener(master)
             # A single rank has no peers: an in-process store needs no port.
-            alone = {"store": dist.HashStore()} if world == 1 else {"init_method": f"tcp://{master}"}  # type: ignore[attr-defined]
+            host, _, port = master.rpartition(":")
+            url = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{master}"  # of IPv6
+            alone = {"store": dist.HashStore()} if world == 1 else {"init_method": url}  # type: ignore[attr-defined]
             dist.init_process_group(backend, rank=rank, world_size=world, **alone)
         return cls(rank, world, device)
 

@@ -82,7 +82,8 @@ class CudaIpc:
         """Listen for the engines, and return where; called on every rank."""
         if self._server is not None:  # of an offer without a transfer
             self._server[0].close()
-        server = socket.create_server((host, 0), backlog=max(engines, 1))
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        server = socket.create_server((host, 0), family=family, backlog=max(engines, 1))
         server.settimeout(self.timeout)
         offer = IpcOffer(host, server.getsockname()[1], secrets.token_bytes(_SECRET), self._gpu())
         self._server = server, offer, engines

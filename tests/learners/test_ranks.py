@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import socket
 import threading
 import time
@@ -9,6 +10,7 @@ import time
 import pytest
 
 from rlsdk.learners import ranks
+from tests.ipv6 import needs_ipv6
 
 
 def test_a_rank_waits_until_rank_0_listens() -> None:
@@ -30,3 +32,17 @@ def test_a_rank_leaves_it_to_torch_to_report_that_nothing_listens(monkeypatch: p
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         ranks.await_listener(f"127.0.0.1:{server.getsockname()[1]}")
+
+
+def _greatest(rank: int, master: str) -> list[int]:
+    return ranks.Ranks.join(rank, 2, "cpu", master).all_reduce_max([rank])
+
+
+@needs_ipv6
+@pytest.mark.slow
+def test_ranks_meet_at_an_address_of_ipv6() -> None:
+    with socket.socket(socket.AF_INET6) as probe:
+        probe.bind(("::1", 0))
+        master = f"::1:{probe.getsockname()[1]}"
+    with multiprocessing.get_context("spawn").Pool(2, maxtasksperchild=1) as pool:
+        assert pool.starmap(_greatest, [(0, master), (1, master)], chunksize=1) == [[1], [1]]

@@ -19,6 +19,7 @@ from rlsdk.contracts import SendsFromEachRank, Weights
 from rlsdk.errors import TransferError
 from rlsdk.transfers.cuda_ipc import CudaIpc, IpcOffer
 from rlsdk.weights import checksums, joined, to_weights
+from tests.ipv6 import needs_ipv6
 from tests.transfers.parts import mixed
 
 LAYERS = 12
@@ -63,11 +64,12 @@ def received(offers: Sequence[IpcOffer], gpu: str = "0", leave_after: int = LAYE
     return found
 
 
-def test_each_engine_gets_the_weights_of_the_rank_on_its_gpu_and_other_ranks_do_not_wait() -> None:
+@pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=needs_ipv6)])
+def test_each_engine_gets_the_weights_of_the_rank_on_its_gpu_and_other_ranks_do_not_wait(host: str) -> None:
     ranks = [IpcOnCPU(bucket_mib=6, timeout=20, gpu=str(gpu)) for gpu in range(3)]
     assert isinstance(ranks[0], SendsFromEachRank)
     for _ in range(2):  # an instance performs many transfers
-        offers = [rank.offer(iter(()), 2, "127.0.0.1") for rank in ranks]
+        offers = [rank.offer(iter(()), 2, host) for rank in ranks]
         with ThreadPoolExecutor(5) as pool:
             sent = [pool.submit(rank.send, layers(index)) for index, rank in enumerate(ranks)]
             got = {gpu: pool.submit(received, offers, gpu) for gpu in ("2", "0")}
