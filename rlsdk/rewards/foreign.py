@@ -154,7 +154,11 @@ class Foreign:
         if isinstance(result, DataError):
             raise result
         if isinstance(result, Exception):
-            return [Score.invalid(described(result) + _form_of_answers(prepared, result))] * count
+            if count > 1 and not self.whole_groups:
+                raise result  # the rollouts are then scored one by one
+            note = f"; the call was for all {count} rollouts of the task, so none of them has a score"
+            reason = described(result) + _form_of_answers(prepared, result) + (note if count > 1 else "")
+            return [Score.invalid(reason)] * count
         if self.key is None and self.none == "invalid":
             return prepared.read(result, count)
         listed = isinstance(result, list | tuple)

@@ -239,7 +239,7 @@ class Scorer:
         rollouts = [t.rollout for t, is_due in zip(counted, due, strict=True) if is_due and index < t.gate]
         if part.compares:  # one call for all
             result = await _guarded(part.run, rollouts) if rollouts else []
-            found = [result] * len(rollouts) if isinstance(result, Score) else as_scores(result, len(rollouts))
+            found = as_scores(result, len(rollouts)) if not isinstance(result, Score) else _failed(result, rollouts)
         else:
             found = [as_score(each) for each in await asyncio.gather(*(_guarded(part.run, r) for r in rollouts))]
         scores = iter(found)
@@ -295,7 +295,7 @@ class Scorer:
             try:
                 return await self._pool.call(index, lambda: rollouts, timeout)
             except FailedError as error:
-                return [Score.invalid(_cause(error, part))] * len(rollouts)
+                return _failed(Score.invalid(_cause(error, part)), rollouts)
 
         if part.batch == "group":
             return compared
@@ -325,13 +325,23 @@ class Scorer:
             result = call(argument)
             return limited(result) if inspect.isawaitable(result) else result
 
-        async def all_at_once(take: Take) -> list[Score]:
-            rollouts = take()
+        async def scored(rollouts: Sequence[Rollout]) -> list[Score]:
             result = begin(rollouts)
             return as_scores(await result if inspect.isawaitable(result) else result, len(rollouts))
 
+        async def together_or_alone(take: Take) -> list[Score]:
+            rollouts = take()
+            if part.batch is not True or len(rollouts) == 1:
+                return await scored(rollouts)
+            found = await _guarded(scored, rollouts)
+            if not isinstance(found, Score):
+                return found
+            # One of them made the call fail: score each separately, so that the others get their scores.
+            alone = await asyncio.gather(*(_guarded(scored, [rollout]) for rollout in rollouts))
+            return [each if isinstance(each, Score) else each[0] for each in alone]
+
         if takes_lists and part.batch != "group":
-            return Batcher(all_at_once)
+            return Batcher(together_or_alone)
         if (most := part.max_concurrency) is None:
             return begin
         places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
@@ -364,6 +374,14 @@ def _cause(error: FailedError, part: RewardTerm) -> str:
         f"{error}; this was the first call in its process, which first imported {', '.join(modules)}: declare "
         f"@rlsdk.reward(…, imports={tuple(modules)!r}) to import them once, before any call"
     )
+
+
+def _failed(score: Score, rollouts: Sequence[Rollout]) -> list[Score]:
+    """Return the invalid scores of the rollouts of a task, which were compared in a call that failed."""
+    if len(rollouts) == 1:
+        return [score]
+    note = f"; this call was for all {len(rollouts)} rollouts of the task, of which none has a score"
+    return [Score.invalid(score.reason + note)] * len(rollouts)
 
 
 async def _called_in(user_loop: UserLoop, reward: Callable[[Any], Any], argument: Any) -> Any:

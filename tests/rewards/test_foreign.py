@@ -341,7 +341,7 @@ def test_a_forgotten_await_is_the_reason(load):
         ("[float('nan'), float('inf')]", "it returned (nan|inf)"),
         ("['1', [1]]", "expected a number"),
         ("[10**400, 1j]", "it returned inf|expected a number"),
-        ("1 / 0", r"ZeroDivisionError: division by zero \(mine.py, line 1\)$"),
+        ("1 / 0", r"ZeroDivisionError: division by zero \(mine.py, line 1\); this call was for all 2"),
     ],
 )
 def test_wrong_results_are_invalid_with_the_reason(load, returned, cause):
@@ -703,6 +703,26 @@ def test_trls_own_functions_run_in_the_pool_as_one_reward():
         expected = as_trl_calls(getattr(trl.rewards, name))
         assert [score.metrics[f"reward/{name}"] for score in found] == expected
     assert scorer.counts["calls"] == len(names)
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_one_failed_request_costs_a_group_its_scores_unless_each_is_scored_by_itself(load, tmp_path, kind):
+    code = f"{kind} reward(completions, **kwargs): return [1 / len(c) for c in completions]"
+    load(code)
+    plugins, found = rlsdk.Plugins(), {}
+    for batch in ("group", "any"):
+        reference = plugins.reference("reward", "foreign", {"path": f"{tmp_path}/mine.py:reward", "batch": batch})
+        term = RewardTerm(RewardSpec("mine"), plugins.resolve(reference), reference)
+        scorer = Scorer([term], ScoringLimits(timeout=60.0, workers=1))
+        try:
+            found[batch] = asyncio.run(scorer.score_group(answers("a", "", "bb")))
+        finally:
+            scorer.close()
+    assert values(found["group"]) == [None] * 3
+    assert found["group"][0].reason.endswith(
+        "; this call was for all 3 rollouts of the task, of which none has a score"
+    )
+    assert values(found["any"]) == [1.0, None, 0.5]
 
 
 def test_trl_accuracy_of_what_it_cannot_parse_is_not_applicable():

@@ -133,3 +133,16 @@ class Either:
 
     def __call__(self, rollouts):
         return [float(len(rollouts))] * len(rollouts)
+
+
+@rlsdk.reward("asks", batch=True)
+async def asks(rollouts) -> list[float]:
+    """The length of each, from a server that does not answer all requests."""
+    _note(rollouts)
+
+    async def ask(rollout) -> float:
+        if rollout.response == "raise":
+            raise OSError("the server is down")
+        return float(len(rollout.response))
+
+    return await asyncio.gather(*map(ask, rollouts))

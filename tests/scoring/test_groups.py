@@ -28,6 +28,7 @@ from tests.scoring.group_lab import CALLS
 
 LAB = Path(__file__).with_name("group_lab.py")
 Make = Callable[..., Scorer]
+NONE_OF_THREE = "; this call was for all 3 rollouts of the task, of which none has a score"
 
 
 @pytest.fixture
@@ -121,8 +122,8 @@ def test_groups_are_never_mixed(scorer: Make, task: Task, calls: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
-        ("raise", r"picky: KeyError: 'x' \(.*group_lab.py, line 44\)"),
-        ("hang", "picky: it took longer than 1 s and was killed"),
+        ("raise", rf"picky: KeyError: 'x' \(.*group_lab.py, line 44\){NONE_OF_THREE}"),
+        ("hang", f"picky: it took longer than 1 s and was killed{NONE_OF_THREE}"),
         ("few", "picky: it returned 2 scores for 3 rollouts; expected one for each"),
     ],
 )
@@ -133,6 +134,15 @@ def test_a_group_reward_that_fails_invalidates_the_whole_group(scorer: Make, tas
     for score in found:
         assert re.fullmatch(cause, score.reason), score.reason
     assert values(group(running, answers(task, "a", "b"))) == [1.0, 1.0]
+
+
+def test_a_failed_request_costs_only_its_own_rollout_a_score_if_none_are_compared(
+    scorer: Make, task: Task, calls: Path
+) -> None:
+    found = group(scorer("group_lab/asks"), answers(task, "a", "raise", "bb"))
+    assert values(found) == [1.0, None, 2.0]
+    assert re.fullmatch(r"asks: OSError: the server is down \(.*group_lab.py, line \d+\)", found[1].reason)
+    assert calls.read_text() == "a,raise,bb\na\nraise\nbb\n"
 
 
 def test_one_that_failed_or_that_a_gate_shuts_out_is_not_compared(scorer: Make, task: Task, calls: Path) -> None:
