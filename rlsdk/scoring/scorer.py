@@ -333,7 +333,7 @@ class Scorer:
             rollouts = take()
             if part.batch is not True or len(rollouts) == 1:
                 return await scored(rollouts)
-            found = await _guarded(scored, rollouts)
+            found: Score | list[Score] = await _guarded(scored, rollouts)
             if not isinstance(found, Score):
                 return found
             # One of them made the call fail: score each separately, so that the others get their scores.
@@ -380,7 +380,7 @@ def _failed(score: Score, rollouts: Sequence[Rollout]) -> list[Score]:
     """Return the invalid scores of the rollouts of a task, which were compared in a call that failed."""
     if len(rollouts) == 1:
         return [score]
-    note = f"; this call was for all {len(rollouts)} rollouts of the task, of which none has a score"
+    note = f"; the call was for all {len(rollouts)} rollouts of the task, so none of them has a score"
     return [Score.invalid(score.reason + note)] * len(rollouts)
 
 

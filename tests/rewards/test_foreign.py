@@ -341,7 +341,7 @@ def test_a_forgotten_await_is_the_reason(load):
         ("[float('nan'), float('inf')]", "it returned (nan|inf)"),
         ("['1', [1]]", "expected a number"),
         ("[10**400, 1j]", "it returned inf|expected a number"),
-        ("1 / 0", r"ZeroDivisionError: division by zero \(mine.py, line 1\); this call was for all 2"),
+        ("1 / 0", r"ZeroDivisionError: division by zero \(mine.py, line 1\); the call was for all 2"),
     ],
 )
 def test_wrong_results_are_invalid_with_the_reason(load, returned, cause):
@@ -720,7 +720,7 @@ def test_one_failed_request_costs_a_group_its_scores_unless_each_is_scored_by_it
             scorer.close()
     assert values(found["group"]) == [None] * 3
     assert found["group"][0].reason.endswith(
-        "; this call was for all 3 rollouts of the task, of which none has a score"
+        "; the call was for all 3 rollouts of the task, so none of them has a score"
     )
     assert values(found["any"]) == [1.0, None, 0.5]
 

@@ -28,7 +28,7 @@ from tests.scoring.group_lab import CALLS
 
 LAB = Path(__file__).with_name("group_lab.py")
 Make = Callable[..., Scorer]
-NONE_OF_THREE = "; this call was for all 3 rollouts of the task, of which none has a score"
+NONE_OF_THREE = "; the call was for all 3 rollouts of the task, so none of them has a score"
 
 
 @pytest.fixture
