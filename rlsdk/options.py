@@ -15,6 +15,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import PurePath
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import attrs
@@ -210,12 +211,25 @@ def _keys(cls: Any) -> list[str]:
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
     """Return the message for an unknown name, with the nearest known one, and all known names unless there are many."""
     names = sorted(known)
-    near = nearest(name, names)
-    guess = f", did you mean {near!r}?" if near else ""
-    if near and len(names) > MANY:
+    guess = did_you_mean(name, names, ", ")
+    if guess and len(names) > MANY:
         return f"unknown {what} {name!r}{guess}"
     listing = f"known: {', '.join(names)}" if names else "there are none"
     return f"unknown {what} {name!r}{guess}; {listing}"
+
+
+def did_you_mean(name: str | PurePath, known: Iterable[str], lead: str = "; ") -> str:
+    """Return the end of a message on an unknown name or a missing file that names the nearest; empty if none is near.
+
+    Args:
+        name: The unknown name or the missing file.
+        known: All names or, of a file, those in its folder.
+        lead: What precedes the question.
+    """
+    near = nearest(name if isinstance(name, str) else name.name, known)
+    if near is None:
+        return ""
+    return f"{lead}did you mean {repr(near) if isinstance(name, str) else name.with_name(near)}?"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -326,8 +340,9 @@ def _literal(value: Any, kind: Any) -> Any:
     for choice in get_args(kind):
         if type(choice) is type(value) and choice == value:
             return choice
-    near = nearest(value, [c for c in get_args(kind) if isinstance(c, str)]) if isinstance(value, str) else None
-    raise Mismatch(f"expected {type_name(kind)}, got {value!r}{f'; did you mean {near!r}?' if near else ''}")
+    texts = [choice for choice in get_args(kind) if isinstance(choice, str)]
+    hint = did_you_mean(value, texts) if isinstance(value, str) else ""
+    raise Mismatch(f"expected {type_name(kind)}, got {value!r}{hint}")
 
 
 def _enum(value: Any, kind: Any) -> Any:

@@ -33,18 +33,6 @@ _BAR = 40
 _SHOWN = 80
 
 
-@attrs.frozen(kw_only=True)
-class Places:
-    """Names of columns; the defaults are those of tasks from files."""
-
-    response: str
-    prompt: str | None = None
-    answer: str | None = None
-    source: str | None = None
-    task: str | None = None
-    score: str | None = None
-
-
 @attrs.frozen
 class ScoredRow:
     """A response to score.
@@ -62,8 +50,14 @@ class ScoredRow:
     given: float | None = None
 
 
-def read(file: str, places: Places) -> tuple[list[ScoredRow], list[str]]:
+def read(file: str, response: str, columns: Columns, given: str | None = None) -> tuple[list[ScoredRow], list[str]]:
     """Return the usable rows of a file, and why others cannot be used.
+
+    Args:
+        file: Parquet or JSON lines.
+        response: Column of the responses.
+        columns: Columns of the tasks.
+        given: Column of scores to compare with, if any.
 
     Raises:
         DataError: The file cannot be read.
@@ -73,7 +67,6 @@ def read(file: str, places: Places) -> tuple[list[ScoredRow], list[str]]:
         table = read_parquet(path) if is_parquet(path) else read_jsonl(path)
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error}") from error
-    columns = Columns(prompt=places.prompt, answer=places.answer, source=places.source, id=places.task)
     reader = RowReader(columns=columns, wording=Wording())
     stem = PurePosixPath(path).name.partition(".")[0]
     rows: list[ScoredRow] = []
@@ -81,35 +74,31 @@ def read(file: str, places: Places) -> tuple[list[ScoredRow], list[str]]:
     for index in range(len(table)):
         try:
             values = dict(table.row(index))
-            rows.append(_row(values, places, reader, (f"{stem}:{index}", stem, table.label(index))))
+            answer = _taken(values, response)
+            if not isinstance(answer, str):
+                raise BadRowError(f"expected text in {response}, got {type(answer).__name__}")
+            if given == response:
+                raise BadRowError(f"column {given!r} is named twice: it already contains the responses")
+            score = None if given is None else _number(values, given)
+            task = reader.task(values, f"{stem}:{index}", stem)
+            group = task.id if columns.id else (task.prompt, repr(task.answer), task.source)
+            rows.append(ScoredRow(table.label(index), Rollout.from_text(task, answer), group, score))
         except BadRowError as error:
             bad.append(f"{table.label(index)}: {error}")
     return rows, bad
 
 
-def _row(values: dict[str, Any], places: Places, reader: RowReader, names: tuple[str, str, str]) -> ScoredRow:
-    task_id, source, label = names
-    columns = tuple(values)
-    response = _taken(values, places.response, columns)
-    if not isinstance(response, str):
-        raise BadRowError(f"expected text in {places.response}, got {type(response).__name__}")
-    given: float | None = None
-    if places.score is not None:
-        score = _taken(values, places.score, columns)
-        if not isinstance(score, int | float) or not math.isfinite(score):
-            raise BadRowError(f"expected a number in {places.score}, got {score!r}")
-        given = float(score)
-    task = reader.task(values, task_id, source)
-    group = task.id if places.task else (task.prompt, repr(task.answer), task.source)
-    return ScoredRow(label, Rollout.from_text(task, response), group, given)
+def _number(values: dict[str, Any], column: str) -> float:
+    value = _taken(values, column)
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise BadRowError(f"expected a number in {column}, got {value!r}")
+    return float(value)
 
 
-def _taken(values: dict[str, Any], name: str, columns: Sequence[str]) -> Any:
-    if name in columns and name not in values:
-        raise BadRowError(f"column {name!r} is named twice: it already contains the responses")
-    if name not in values:
-        raise BadRowError(f"there is no column {name!r}; there are: {', '.join(columns) or 'none'}")
-    return values.pop(name)
+def _taken(values: dict[str, Any], column: str) -> Any:
+    if column not in values:
+        raise BadRowError(f"there is no column {column!r}; there are: {', '.join(values) or 'none'}")
+    return values.pop(column)
 
 
 async def score(scorer: Scorer, rows: Sequence[ScoredRow]) -> list[tuple[ScoredRow, Score]]:

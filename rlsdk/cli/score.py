@@ -17,6 +17,7 @@ from rlsdk.cli.output import console
 from rlsdk.cli.parameters import plugin_files
 from rlsdk.contracts import RewardSpec, ScoringLimits
 from rlsdk.errors import ArgumentError, ConfigError, DataError, OptionError, PluginError
+from rlsdk.sources.rows import Columns
 
 
 @click.command()
@@ -79,6 +80,8 @@ def score(
     as_json: bool,
     workers: int,
     timeout: float,
+    response: str,
+    task: str | None,
     **columns: str | None,
 ) -> None:
     """Score the responses in FILE, parquet or JSON lines, with a reward; other columns become metadata."""
@@ -91,7 +94,7 @@ def score(
             raise click.UsageError(f"{out} exists; choose another file, or replace it with --overwrite")
     with contextlib.redirect_stdout(sys.stderr):  # rewards may print; keep standard output for the summary
         scorer = _scorer(name, options, files, ScoringLimits(workers=workers, timeout=timeout))
-    rows, bad = offline.read(file, offline.Places(score=compare, **columns))  # type: ignore[arg-type]  # named above
+    rows, bad = offline.read(file, response, Columns(id=task, **columns), compare)
     if not rows and not bad:
         raise DataError(f"{file} has no rows; expected parquet, or one JSON object per line")
     if bad and not skip_bad:

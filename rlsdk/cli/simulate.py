@@ -123,16 +123,15 @@ def _assumed(plan: Plan, hardware: str, run: Path | None, given: Mapping[str, fl
     Raises:
         ConfigError: The size of the model is unknown.
     """
-    from rlsdk.options import nearest
+    from rlsdk.options import did_you_mean
     from rlsdk.readiness.disk import skeleton
     from rlsdk.simulation.measure import MEASURED, measure
     from rlsdk.simulation.prediction import Assumptions, assumptions, changed
     from rlsdk.simulation.rates import HARDWARE
 
     if hardware not in HARDWARE:
-        near = nearest(hardware, HARDWARE)
-        meant = f"; did you mean {near}?" if near else ""
-        raise ArgumentError([f"--hardware {hardware}: unknown; there are {', '.join(HARDWARE)}{meant}"])
+        hint = did_you_mean(hardware, HARDWARE)
+        raise ArgumentError([f"--hardware {hardware}: unknown; there are {', '.join(HARDWARE)}{hint}"])
     net, why = skeleton(plan, download=False)
     if net is None and run is None and "weights_bytes" not in given:
         raise ConfigError(

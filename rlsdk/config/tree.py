@@ -26,7 +26,7 @@ from rlsdk.config.yaml_errors import yaml_fault
 from rlsdk.deprecation import Deprecation
 from rlsdk.errors import ConfigError, first_line
 from rlsdk.kinds import COMBINED, PART_LISTS, PARTS
-from rlsdk.options import CONTINUATION, nearest
+from rlsdk.options import CONTINUATION, did_you_mean
 
 log = logging.getLogger(__name__)
 Tree = dict[str, Any]
@@ -109,8 +109,7 @@ def _load(source: Source) -> tuple[Tree, dict[tuple[str | int, ...], Any]]:
     try:
         loaded = OmegaConf.load(path)
     except FileNotFoundError:
-        near = nearest(path.name, [each.name for each in path.parent.glob("*.y*ml")])
-        hint = f"; did you mean {path.with_name(near)}?" if near else ""
+        hint = did_you_mean(path, [each.name for each in path.parent.glob("*.y*ml")])
         raise ConfigError([f"{path}: there is no such file (working folder: {Path.cwd().name}/){hint}"]) from None
     except IsADirectoryError:
         raise ConfigError([f"{path} is a folder; pass the YAML file in it"]) from None

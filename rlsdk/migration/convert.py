@@ -19,7 +19,7 @@ from rlsdk.migration.reading import ForeignConfig, given, read
 from rlsdk.migration.rules import NOTES, Framework, Given, KeyRule, Status
 from rlsdk.migration.shared.tasks import UNREAD
 from rlsdk.migration.values import UnfitError
-from rlsdk.options import nearest
+from rlsdk.options import did_you_mean
 
 FRAMEWORKS = ("verl", "roll", "trinity", "xtuner", "trl", "openrlhf")
 _ORDER = (
@@ -80,9 +80,8 @@ def framework(name: str) -> Framework:
         ConfigError: There is no table of this name.
     """
     if name not in FRAMEWORKS:
-        near = nearest(name, FRAMEWORKS)
-        hint = f", did you mean {near!r}?" if near else ""
-        raise ConfigError([f"unknown trainer {name!r}{hint or ';'} there are: {', '.join(FRAMEWORKS)}"])
+        hint = did_you_mean(name, FRAMEWORKS, ", ") or ";"
+        raise ConfigError([f"unknown trainer {name!r}{hint} there are: {', '.join(FRAMEWORKS)}"])
     found: Framework = importlib.import_module(f"rlsdk.migration.{name}").FRAMEWORK
     return found
 
@@ -260,8 +259,7 @@ def _entry(
                 put(config, path, setting)
         return KeyReport(key, "?", "missing", (), note)
     if row is None:
-        near = nearest(key, [each.key for each in table.rows if "*" not in each.key])
-        hint = f"; did you mean {near}?" if near else ""
+        hint = did_you_mean(key, [each.key for each in table.rows if "*" not in each.key])
         return KeyReport(key, shown, "missing", (), f"unknown key of {table.title}: look it up{hint}")
     if (value in (None, {}) and key not in values.defaults) or (value == [] and row.status == "missing"):
         return KeyReport(key, value, "ignored", (), "empty: not set")

@@ -16,7 +16,7 @@ from typing import Any
 import attrs
 
 from rlsdk.errors import ValueFault, described
-from rlsdk.options import nearest
+from rlsdk.options import did_you_mean
 from rlsdk.plugins.guard import import_module, imported
 
 GROUP = "rlsdk.v1"
@@ -108,10 +108,9 @@ def misspelt_module(entry: PluginEntry) -> str:
     """Return advice for an entry point whose module is missing from its distribution."""
     files = importlib.metadata.files(entry.distribution) or ()
     held = {path.parts[0].removesuffix(".py") for path in files if path.suffix == ".py"}
-    near = nearest(entry.module, held)
     # the contents of an editable install are unknown
     listing = f", and {entry.distribution} holds: {', '.join(sorted(held))}." if held else "."
-    hint = f"; did you mean {near!r}?" if near else listing
+    hint = did_you_mean(entry.module, held) or listing
     return (
         f'; the entry point {entry.name!r} names it{hint} Correct [project.entry-points."rlsdk.v1"] in its '
         "pyproject.toml, and install it again"
@@ -186,9 +185,8 @@ def unreadable(path: str | Path, error: OSError | UnicodeDecodeError) -> str:
     path = Path(path)
     cause = error.strerror if isinstance(error, OSError) else error
     where = "" if path.is_absolute() else f" (working folder: {Path.cwd().name}/)"
-    folder = path.expanduser().parent
-    near = nearest(path.name, [file.name for file in folder.glob("*.py")]) if not path.exists() else None
-    return f"{path} cannot be read: {cause}{where}" + (f"; did you mean {path.with_name(near)}?" if near else "")
+    siblings = [] if path.exists() else [file.name for file in path.expanduser().parent.glob("*.py")]
+    return f"{path} cannot be read: {cause}{where}{did_you_mean(path, siblings)}"
 
 
 def _offered(holder: Any, name: str) -> str:
@@ -203,9 +201,7 @@ def _offered(holder: Any, name: str) -> str:
             if not isinstance(value, type | FunctionType) or value.__module__ == holder.__name__
         ]
     names = sorted(own or public)
-    near = nearest(name, names)
-    guess = f", did you mean {near!r}?" if near else ""
-    return f"{guess}; it has: {', '.join(names[:12]) or 'nothing'}"
+    return f"{did_you_mean(name, names, ', ')}; it has: {', '.join(names[:12]) or 'nothing'}"
 
 
 def _from_package(name: str) -> ModuleType:

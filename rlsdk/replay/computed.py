@@ -19,9 +19,8 @@ from rlsdk.learners.metrics import MetricAccumulator
 from rlsdk.learners.objective import Objective, UpdateContext
 from rlsdk.marks import tasks
 from rlsdk.replay.dump import Dump, first_trained
-from rlsdk.rollout.step_batch import StepBatch, pack
+from rlsdk.rollout.step_batch import StepBatch, labels, pack
 from rlsdk.trainer.credit import CreditAssigner
-from rlsdk.trainer.labels import labels
 from rlsdk.types import Group, Rollout, Score, Task
 from rlsdk.whatif.question import credit_faults
 

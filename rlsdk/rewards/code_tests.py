@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
 import attrs
 
@@ -12,6 +11,7 @@ import rlsdk
 from rlsdk.errors import ValueFault
 from rlsdk.isolation import sandbox
 from rlsdk.isolation.sandbox import Isolation, SandboxLimits
+from rlsdk.limits import above
 from rlsdk.rewards.code_cases import cases_of
 from rlsdk.rewards.countdown import last_answer
 from rlsdk.types import Rollout, Score
@@ -50,15 +50,13 @@ class CodeTests:
     where: Literal["fence", "answer"] = "fence"
     all_or_nothing: bool = False
     tolerance: float | None = None
-    timeout: float = 6.0
+    timeout: Annotated[float, above(0)] = 6.0
     limits: SandboxLimits = attrs.field(factory=SandboxLimits)
     prelude: str = ""
     packages: bool = False
     isolation: Isolation = "namespaces"
 
     def __attrs_post_init__(self) -> None:
-        if not (self.timeout > 0 and math.isfinite(self.timeout)):
-            raise ValueFault(f"timeout must be a number of seconds above 0; got {self.timeout}")
         if self.tolerance is not None and not self.tolerance >= 0:
             raise ValueFault(f"tolerance must be a number of at least 0, or null; got {self.tolerance}")
         sandbox.require(self.prelude, self.limits, self.isolation, self.packages)

@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import attrs
 
 import rlsdk
 from rlsdk.errors import ValueFault
+from rlsdk.limits import above
 from rlsdk.rewards.matching import compiled
 from rlsdk.types import Rollout, Score
 
@@ -54,7 +55,7 @@ class Format:
     tags: tuple[str, ...] = ("think", "answer")
     json_schema: Mapping[str, Any] | str | None = None
     within: str | None = None
-    timeout: float = 1.0
+    timeout: Annotated[float, above(0)] = 1.0
     _compiled: Any = attrs.field(default=None, init=False, eq=False, repr=False)
     _schema: str | None = attrs.field(default=None, init=False, eq=False, repr=False)
 
@@ -62,8 +63,6 @@ class Format:
         wrong = [tag for tag in self.tags if not _NAME.fullmatch(tag)]
         if wrong or not self.tags or len(set(self.tags)) < len(self.tags):
             raise ValueFault(f"tags must be different names without brackets, such as think; got {list(self.tags)}")
-        if self.timeout <= 0:
-            raise ValueFault(f"timeout must be a number of seconds above 0; got {self.timeout}")
         if self.pattern is not None:
             object.__setattr__(self, "_compiled", compiled(self.pattern))
         if self.json_schema is not None:

@@ -13,13 +13,14 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 import attrs
 
 import rlsdk
 from rlsdk.errors import ValueFault
+from rlsdk.limits import above
 from rlsdk.rewards.judge_client import EndpointError, JudgeClient
 from rlsdk.types import Image, Rollout, Score
 
@@ -248,7 +249,7 @@ class Judge:
     max_characters: int = 50_000
     max_concurrency: int = 16
     retries: int = 4
-    timeout: float = 120.0
+    timeout: Annotated[float, above(0)] = 120.0
     cache: str | None = None
     _text: str = attrs.field(default="", init=False, repr=False)
     _endpoint: JudgeClient = attrs.field(default=None, init=False, eq=False, repr=False)
@@ -275,8 +276,6 @@ class Judge:
         ]
         if low_ones:
             raise ValueFault(f"too low: {', '.join(low_ones)}")
-        if not (self.timeout > 0 and math.isfinite(self.timeout)):
-            raise ValueFault(f"timeout must be a number of seconds above 0; got {self.timeout}")
         if taken := sorted(_RESERVED & set(self.extra)):
             raise ValueFault(f"extra must not hold {', '.join(taken)}: the reward sets them itself")
         object.__setattr__(self, "_text", read_rubric(self.rubric))

@@ -6,12 +6,13 @@ import re
 import reprlib
 import time
 import unicodedata
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import attrs
 
 import rlsdk
 from rlsdk.errors import DataError, ValueFault
+from rlsdk.limits import above
 from rlsdk.rewards.countdown import LONGEST_ANSWER, last_answer
 from rlsdk.types import Rollout, Score, Task
 
@@ -80,12 +81,10 @@ class Regex:
     where: Where = "response"
     whole: bool = False
     group: int | str | None = None
-    timeout: float = 1.0
+    timeout: Annotated[float, above(0)] = 1.0
     _compiled: Any = attrs.field(default=None, init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
-        if self.timeout <= 0:
-            raise ValueFault(f"timeout must be a number of seconds above 0; got {self.timeout}")
         object.__setattr__(self, "_compiled", compiled(self.pattern))
         groups = [*range(self._compiled.groups + 1), *self._compiled.groupindex]
         if self.group is not None and self.group not in groups:

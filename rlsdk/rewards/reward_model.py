@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import attrs
 
 from rlsdk.contracts import DType
 from rlsdk.errors import DataError, ValueFault
+from rlsdk.limits import above
 from rlsdk.marks import reward
 from rlsdk.types import Rollout, Score, is_reward
 
@@ -49,15 +50,13 @@ class RewardModel:
     batch_tokens: int = 16_384
     max_length: int = 4_096
     trust_remote_code: bool = False
-    timeout: float = 600.0
+    timeout: Annotated[float, above(0)] = 600.0
     _tokenizer: Any = attrs.field(init=False, default=None)
     _model: Any = attrs.field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
-        if self.batch_tokens < 1 or self.max_length < 1 or self.label < 0 or self.gpus < 0 or self.timeout <= 0:
-            raise ValueFault(
-                "batch_tokens and max_length must be at least 1, label and gpus at least 0, timeout above 0"
-            )
+        if self.batch_tokens < 1 or self.max_length < 1 or self.label < 0 or self.gpus < 0:
+            raise ValueFault("batch_tokens and max_length must be at least 1, label and gpus at least 0")
         looks_local = self.path.startswith((".", "/", "~")) or self.path.count("/") != 1
         if looks_local and not (Path(self.path).expanduser() / "config.json").is_file():
             raise ValueFault(

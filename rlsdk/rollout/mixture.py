@@ -9,7 +9,6 @@ from typing import Any
 import attrs
 
 from rlsdk.rollout.stream import TaskStream
-from rlsdk.types import Group, Task
 
 log = logging.getLogger(__name__)
 
@@ -95,25 +94,9 @@ class TaskStreams:
         factors = [source.stream.factor() for source in self._sources.values()]
         return dict(zip(self._sources, self._allocator.divide(count, factors), strict=True))
 
-    def draw(self, source: str) -> tuple[Task, int]:
-        """Return the next task of a source, and its position.
-
-        Raises:
-            DataError: A prompt is too long and the run treats this as an error, or no prompt of the source fits.
-        """
-        return self._sources[source].stream.draw()
-
-    def at(self, source: str, position: int) -> Task:
-        """Return a task that was drawn before."""
-        return self._sources[source].stream.at(position)
-
-    def note(self, source: str, position: int, group: Group) -> None:
-        """Note the group of a task that was drawn."""
-        self._sources[source].stream.note(position, group)
-
-    def repeat(self, source: str, position: int) -> None:
-        """Expect another group of a task whose last one was noted but is sampled again."""
-        self._sources[source].stream.repeat(position)
+    def __getitem__(self, source: str) -> TaskStream:
+        """Return the stream of a source."""
+        return self._sources[source].stream
 
     def learn(self) -> None:
         """Let samplers learn from the groups noted so far."""

@@ -213,7 +213,7 @@ class RolloutScheduler:
         self._batches = {int(step): self._among_present(parts) for step, parts in state["batches"].items()}
         kept = {n: (s, p) for s, p, n in state.get("kept", ()) if s in self._streams.names and n in groups}
         for number, (source, position) in sorted(kept.items()):
-            record = self._ledger.issue(source, self._streams.at(source, position), position, number)
+            record = self._ledger.issue(source, self._streams[source].at(position), position, number)
             self._ledger.move(record, TaskStatus.RUNNING)
             self._ledger.move(record, TaskStatus.COMPLETED, groups[number])
         restored = set(kept.values())
@@ -221,9 +221,9 @@ class RolloutScheduler:
         again = [place for place in unfinished if place not in restored]
         for source, position, number in state.get("kept", ()):
             if source in self._streams.names and number not in groups:
-                self._streams.repeat(source, position)
+                self._streams[source].repeat(position)
         for source, position in again:
-            self._ledger.issue(source, self._streams.at(source, position), position)
+            self._ledger.issue(source, self._streams[source].at(position), position)
         return len(again)
 
     def _among_present(self, parts: Mapping[str, int]) -> Mapping[str, int]:
@@ -308,7 +308,7 @@ class RolloutScheduler:
                     if self._limits.tail < 0:
                         self._ledger.move(record, TaskStatus.FILTERED)
                     else:
-                        self._streams.repeat(record.source, record.position)
+                        self._streams[record.source].repeat(record.position)
                     self.expired += 1
                 elif (priority := priority_of(self._policy, record.group, step=step, uses=0)) is None:
                     self._ledger.move(record, TaskStatus.FILTERED)
@@ -333,7 +333,7 @@ class RolloutScheduler:
             again = self._ledger.records(source, *first, TaskStatus.ABORTED, TaskStatus.INIT)[:wanted] if wanted else []
             for i in range(wanted):
                 fresh = i >= len(again)
-                self._start(self._ledger.issue(source, *self._streams.draw(source)) if fresh else again[i])
+                self._start(self._ledger.issue(source, *self._streams[source].draw()) if fresh else again[i])
 
     def _start(self, record: TaskRecord) -> None:
         self._ledger.move(record, TaskStatus.RUNNING)
@@ -357,7 +357,7 @@ class RolloutScheduler:
             group, error = error.group, None
         self._ledger.move(record, to, group)
         if group is not None and to in (TaskStatus.COMPLETED, TaskStatus.FILTERED):
-            self._streams.note(record.source, record.position, group)
+            self._streams[record.source].note(record.position, group)
         self.failure = self.failure or error
         if to is TaskStatus.FILTERED:  # another task replaces it immediately, even during a training step
             try:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import attrs
-import numpy as np
 
 from rlsdk.config.rollout import RolloutSection
-from rlsdk.types import Group, Rollout
+from rlsdk.types import Group
 
 
 def staleness(group: Group, step: int) -> int:
@@ -18,43 +17,6 @@ def staleness(group: Group, step: int) -> int:
     """
     version = group.oldest_version
     return 0 if version is None else step - version
-
-
-def expires_at(max_staleness: int, sync_interval: int) -> int:
-    """Return the minimum staleness at which a group is no longer trained on.
-
-    Args:
-        max_staleness: Maximum number of syncs that a group may lag behind.
-        sync_interval: Steps between two syncs.
-    """
-    return (max_staleness + 1) * sync_interval
-
-
-def masked(rollout: Rollout, step: int, most: int) -> np.ndarray:
-    """Return the loss mask of a rollout without its stale tokens, bool `[T]`.
-
-    Args:
-        rollout: The rollout.
-        step: Number of steps done.
-        most: Maximum staleness of a token.
-    """
-    unsampled = rollout.policy_versions < 0  # demonstrations never become stale
-    young: np.ndarray = rollout.loss_mask & (unsampled | (step - rollout.policy_versions <= most))
-    return young
-
-
-def without_old(group: Group, step: int, most: int | None) -> Group:
-    """Return the group with its stale tokens masked out of the loss; the group itself if there are none.
-
-    Args:
-        group: The group.
-        step: Number of steps done.
-        most: Maximum staleness of a token; None for no limit.
-    """
-    if most is None or staleness(group, step) <= most:
-        return group
-    young = [attrs.evolve(r, loss_mask=masked(r, step, most)) for r in group.rollouts]
-    return attrs.evolve(group, rollouts=young)
 
 
 def is_trainable(group: Group) -> bool:
@@ -87,9 +49,9 @@ class StalenessPolicy:
     @classmethod
     def of(cls, section: RolloutSection) -> StalenessPolicy:
         """Create the policy from a configuration."""
-        limit = expires_at(section.max_staleness, section.sync_interval)
-        token = section.max_token_staleness
-        token_limit = None if token is None else expires_at(token, section.sync_interval)
+        # Staleness is configured in syncs. What lags behind by the allowed number expires at the next sync after that.
+        limit, token = (section.max_staleness + 1) * section.sync_interval, section.max_token_staleness
+        token_limit = None if token is None else (token + 1) * section.sync_interval
         return cls(
             # An answer that ends before the next sync, sampled further ahead, would have no token left to train on.
             ahead=min(limit, token_limit or limit) - 1,
@@ -101,8 +63,18 @@ class StalenessPolicy:
         )
 
     def trimmed(self, group: Group, step: int) -> Group:
-        """Return the group without the tokens that are too stale to train on at a step."""
-        return without_old(group, step, None if self.token_limit is None else self.token_limit - 1)
+        """Return the group with the tokens that are too stale to train on at a step masked out of the loss.
+
+        It is the group itself if there are none. Demonstrations never become stale.
+        """
+        limit = self.token_limit
+        if limit is None or staleness(group, step) < limit:
+            return group
+        rollouts = []
+        for rollout in group.rollouts:
+            young = (rollout.policy_versions < 0) | (step - rollout.policy_versions < limit)
+            rollouts.append(attrs.evolve(rollout, loss_mask=rollout.loss_mask & young))
+        return attrs.evolve(group, rollouts=rollouts)
 
     def expires(self, group: Group, step: int) -> bool:
         """Return True if a group is too stale to train on at a step."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from filelock import SoftFileLease, Timeout
 
 from rlsdk.errors import ConfigError
-from rlsdk.options import nearest
+from rlsdk.options import did_you_mean
 
 log = logging.getLogger(__name__)
 MARKER = ".rlsdk-run"
@@ -235,8 +235,8 @@ def _holder(path: Path) -> tuple[str, str]:
 def why_no_run(path: Path, missing: str) -> str:
     """Explain why a path given by a user is not a run's folder, and suggest the intended one."""
     if not path.exists():
-        near = nearest(path.name, (each.name for each in path.parent.iterdir())) if path.parent.is_dir() else None
-        return f"{path}: there is no such folder{f'; did you mean {path.parent / near}?' if near else ''}"
+        siblings = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+        return f"{path}: there is no such folder{did_you_mean(path, siblings)}"
     around = next((each for each in path.absolute().parents if (each / MARKER).is_file()), None)
     if around is not None:
         return f"{path} is inside the folder of a run; give that folder, {around}"

@@ -225,21 +225,22 @@ class RolloutStore:
         self._delete(unwanted & passing)
 
     def rewind(self, step: int, kept: Mapping[int, tuple[str, int | None, int]]) -> None:
-        """Restore the state of a checkpoint: delete later rows, and reset the kept ones to their state at that time.
+        """Restore the state of a checkpoint, in one transaction: delete later rows, and reset the kept ones.
 
         Args:
             step: Step of the checkpoint; 0 for a new run.
-            kept: Kept groups, as number -> (state, step, uses).
+            kept: Number -> state, step and uses at the checkpoint of each group that is kept.
         """
-        self.settle([(number, *then) for number, then in kept.items()])
         later = GROUPS.c.step.is_(None) | (GROUPS.c.step > step)
         waiting = [number for number, (_, ended, _) in kept.items() if ended is None]
-        for part in _chunks(waiting):  # marked in chunks, so that a single statement can delete all others
-            same = (GROUPS.c.run == self._run) & GROUPS.c.number.in_(part)
-            self._connection.execute(GROUPS.update().where(same).values(kept_at=-1))
-        self._delete(later & (GROUPS.c.kept_at.is_(None) | (GROUPS.c.kept_at != -1)))
-        back = (GROUPS.c.run == self._run) & (GROUPS.c.kept_at == -1)
-        self._connection.execute(GROUPS.update().where(back).values(kept_at=step))
+        with self.transaction():
+            self.settle([(number, *then) for number, then in kept.items()])
+            for part in _chunks(waiting):  # marked in chunks, so that a single statement can delete all others
+                same = (GROUPS.c.run == self._run) & GROUPS.c.number.in_(part)
+                self._connection.execute(GROUPS.update().where(same).values(kept_at=-1))
+            self._delete(later & (GROUPS.c.kept_at.is_(None) | (GROUPS.c.kept_at != -1)))
+            back = (GROUPS.c.run == self._run) & (GROUPS.c.kept_at == -1)
+            self._connection.execute(GROUPS.update().where(back).values(kept_at=step))
 
     def recall(self, tasks: Mapping[int, Task], step: int) -> dict[int, Group]:
         """Load the groups of these tasks, by number; missing or changed groups are left out and logged.

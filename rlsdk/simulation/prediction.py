@@ -13,7 +13,7 @@ from rlsdk.config import Plan
 from rlsdk.contracts import LimitsConcurrency, StreamsWeights
 from rlsdk.contracts.generation import DTYPE_BYTES
 from rlsdk.errors import ArgumentError, ConfigError, ValueFault
-from rlsdk.options import nearest
+from rlsdk.options import did_you_mean
 from rlsdk.simulation.rates import HARDWARE, Lengths, ModelSize, Rates, Work, derived
 from rlsdk.simulation.training import Setup, SimulationResult, engines_alone, learner_alone, simulate, synchronous
 
@@ -269,8 +269,8 @@ def changed(rates: Rates, lengths: Lengths, given: Mapping[str, float]) -> tuple
     of_lengths = {"median", "sigma"}
     names = sorted(of_rates | of_lengths)
     if unknown := sorted(set(given) - set(names)):
-        near = {name: f"; did you mean {found}?" if (found := nearest(name, names)) else "" for name in unknown}
-        raise ConfigError([f"--rate {name}: unknown; the names are {', '.join(names)}{near[name]}" for name in unknown])
+        listed = f"unknown; the names are {', '.join(names)}"
+        raise ConfigError([f"--rate {name}: {listed}{did_you_mean(name, names)}" for name in unknown])
     whole = {name for name in ("slots", "prompt_tokens") if name in given}
     new_rates: dict[str, Any] = {
         n: int(v) if n in whole and math.isfinite(v) else v for n, v in given.items() if n in of_rates

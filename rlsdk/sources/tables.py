@@ -14,7 +14,7 @@ import attrs
 
 from rlsdk import preflight
 from rlsdk.errors import DataError, UnreachableDataError
-from rlsdk.options import nearest
+from rlsdk.options import did_you_mean
 from rlsdk.sources.rows import BadRowError
 from rlsdk.types import Task
 
@@ -159,8 +159,7 @@ def _missing(system: Any, bare: str, split: str, suffix: str) -> str:
     siblings = [PurePosixPath(p).name for p in system.ls(folder, detail=False)] if system.isdir(folder) else []
     if system.exists(bare):
         return "it is neither a file nor a folder; a pipe cannot be read here: save its output to a file"
-    near = nearest(PurePosixPath(bare).name, siblings)
-    return f"there is no such file{f'; did you mean {near}?' if near else ''}"
+    return f"there is no such file{did_you_mean(PurePosixPath(PurePosixPath(bare).name), siblings)}"
 
 
 def read_parquet(path: str) -> Columnar:

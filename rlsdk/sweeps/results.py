@@ -11,7 +11,7 @@ import attrs
 
 from rlsdk.config import Plan
 from rlsdk.errors import ConfigError, RunError
-from rlsdk.options import nearest
+from rlsdk.options import did_you_mean
 from rlsdk.plurals import counted
 from rlsdk.reporting.estimates import Estimate, mean
 from rlsdk.runlog.folder import replace_text
@@ -127,8 +127,7 @@ def missing_metric(run: SweepRun, metric: str) -> str:
 
 
 def _missing(what: str, metric: str, there: Iterable[str]) -> str:
-    near = nearest(metric, there)
-    return f"{what} {metric!r}" + (f", did you mean {near!r}?" if near else "")
+    return f"{what} {metric!r}{did_you_mean(metric, there, ', ')}"
 
 
 def failures_of(outcomes: Sequence[RunOutcome]) -> list[Failure]:

@@ -17,7 +17,7 @@ import yaml
 from rlsdk.components import Component, component_of
 from rlsdk.errors import ConformanceFault, PluginError, UnknownComponentError, ValueFault, described
 from rlsdk.kinds import KINDS, Kind
-from rlsdk.options import nearest
+from rlsdk.options import did_you_mean
 from rlsdk.plugins import Plugins
 from rlsdk.plugins.guard import exits_raised
 from rlsdk.testing import samples
@@ -192,8 +192,7 @@ def checks(
     known = {each.name for each in components}
     for wanted in [*([bare] if bare else []), *(options or {})]:
         if wanted not in known:
-            near = nearest(wanted, known)
-            hint = f"; did you mean {near!r}?" if near else ""
+            hint = did_you_mean(wanted, known)
             raise UnknownComponentError(f"plugin {name!r} has no component {wanted!r}{hint}")
     origin = plugins.entries[name][0].origin
     found = []

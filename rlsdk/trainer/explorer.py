@@ -127,7 +127,7 @@ class Explorer:
     async def tasks(self, places: Mapping[int, tuple[str, int]]) -> dict[int, Task]:
         """Return previously drawn tasks, except those of removed sources."""
         streams = self._streams
-        return {n: streams.at(source, position) for n, (source, position) in places.items() if source in streams.names}
+        return {n: streams[source].at(position) for n, (source, position) in places.items() if source in streams.names}
 
     async def restore(self, version: int, state: Mapping[str, Any], groups: Mapping[int, Group]) -> tuple[int, int]:
         """Restore from `snapshot().state`.

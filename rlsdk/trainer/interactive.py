@@ -19,24 +19,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from rlsdk.contracts.rollouts import (
-    EngineStatus,
-    RolloutCounters,
-    Rollouts,
-    RolloutSnapshot,
-    RolloutSummary,
-    SamplesPrompts,
-    TakenBatch,
-    WeightSender,
-)
+from rlsdk.contracts.rollouts import Rollouts, SamplesPrompts, TakenBatch
 from rlsdk.contracts.training import CountsTraining
 from rlsdk.errors import RunError, ValueFault
 
 if TYPE_CHECKING:
     from rlsdk.contracts import Completion, Sampling
-    from rlsdk.contracts.rollouts import Evaluation, TaskCounts, TaskStatus
+    from rlsdk.contracts.rollouts import TaskCounts, TaskStatus
     from rlsdk.trainer.trainer import Trainer
-    from rlsdk.types import Group, Task
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -161,91 +151,71 @@ def sampled_by_hand(rollouts: Rollouts) -> SamplesPrompts:
     return rollouts
 
 
+def _threaded(name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
+    """Return a method that calls the method `name` of the rollouts on their loop."""
+
+    async def call(self: ThreadedRollouts, *arguments: Any, **named: Any) -> Any:
+        return await self.run(getattr(self.rollouts, name)(*arguments, **named))
+
+    return call
+
+
 class ThreadedRollouts:
-    """Proxy that lets any event loop call rollouts, which run on their own loop in a thread."""
+    """Proxy that lets any event loop call rollouts, which run on their own loop in a thread.
+
+    Attributes:
+        rollouts: The rollouts.
+    """
 
     def __init__(self, rollouts: Rollouts) -> None:
-        self._rollouts = rollouts
+        self.rollouts = rollouts
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True)
         self._thread.start()
 
-    async def _call(self, work: Coroutine[Any, Any, T]) -> T:
+    take, publish, sleep, evaluate = map(_threaded, ("take", "publish", "sleep", "evaluate"))
+    tasks, restore, snapshot = map(_threaded, ("tasks", "restore", "snapshot"))
+    counters, scale, pause = map(_threaded, ("counters", "scale", "pause"))
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await a coroutine on the loop of the rollouts."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     @property
     def eval_tasks(self) -> int:
         """See `Rollouts.eval_tasks`."""
-        return self._rollouts.eval_tasks
+        return self.rollouts.eval_tasks
 
     @property
     def failure(self) -> BaseException | None:
         """See `Rollouts.failure`."""
-        return self._rollouts.failure
-
-    async def take(self, version: int) -> TakenBatch:
-        """See `Rollouts.take`."""
-        return await self._call(self._rollouts.take(version))
+        return self.rollouts.failure
 
     def settle(self, taken: TakenBatch, states: Sequence[TaskStatus]) -> None:
         """See `Rollouts.settle`."""
 
         async def settle() -> None:
-            self._rollouts.settle(taken, states)
+            self.rollouts.settle(taken, states)
 
         asyncio.run_coroutine_threadsafe(settle(), self._loop).result()
-
-    async def publish(self, learner: WeightSender, version: int, *, updated: bool) -> float:
-        """See `Rollouts.publish`."""
-        return await self._call(self._rollouts.publish(learner, version, updated=updated))
-
-    async def sleep(self) -> None:
-        """See `Rollouts.sleep`."""
-        await self._call(self._rollouts.sleep())
-
-    async def evaluate(self) -> Evaluation:
-        """See `Rollouts.evaluate`."""
-        return await self._call(self._rollouts.evaluate())
 
     async def sample(
         self, prompts: Sequence[np.ndarray], sampling: Sampling | None, count: int, seed: int | None
     ) -> list[list[Completion]]:
         """See `SamplesPrompts.sample`."""
-        return await self._call(sampled_by_hand(self._rollouts).sample(prompts, sampling, count, seed))
-
-    async def tasks(self, places: Mapping[int, tuple[str, int]]) -> dict[int, Task]:
-        """See `Rollouts.tasks`."""
-        return await self._call(self._rollouts.tasks(places))
-
-    async def restore(self, version: int, state: Mapping[str, Any], groups: Mapping[int, Group]) -> tuple[int, int]:
-        """See `Rollouts.restore`."""
-        return await self._call(self._rollouts.restore(version, state, groups))
-
-    async def snapshot(self) -> RolloutSnapshot:
-        """See `Rollouts.snapshot`."""
-        return await self._call(self._rollouts.snapshot())
-
-    async def counters(self) -> RolloutCounters:
-        """See `Rollouts.counters`."""
-        return await self._call(self._rollouts.counters())
-
-    async def scale(self, engines: int | None) -> EngineStatus:
-        """See `Rollouts.scale`."""
-        return await self._call(self._rollouts.scale(engines))
+        return await self.run(sampled_by_hand(self.rollouts).sample(prompts, sampling, count, seed))
 
     def sources(self) -> Mapping[str, TaskCounts]:
         """See `Rollouts.sources`."""
-        return self._rollouts.sources()
-
-    async def pause(self) -> RolloutSummary:
-        """See `Rollouts.pause`."""
-        return await self._call(self._rollouts.pause())
+        return self.rollouts.sources()
 
     async def close(self) -> None:
         """Close the rollouts, then end the thread."""
-        await self._call(self._rollouts.close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        await asyncio.to_thread(self._thread.join)
+        try:
+            await self.run(self.rollouts.close())
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            await asyncio.to_thread(self._thread.join)
 
 
 def token_ids(prompt: np.ndarray | Sequence[int]) -> np.ndarray:

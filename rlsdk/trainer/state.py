@@ -73,7 +73,7 @@ async def restore(trainer: Trainer, step: int, store: RolloutStore | None) -> No
         places = {n: (source, position) for source, position, n in kept} | trainer.replay.places(replay)
         tasks = await trainer.rollouts.tasks(places)
         # Delete the rows of later steps first, since their record numbers are reused.
-        await asyncio.to_thread(rewind, store, step, {**waiting, **used})
+        await asyncio.to_thread(store.rewind, step, {**waiting, **used})
         groups = await asyncio.to_thread(store.recall, tasks, step)
     back, again = await trainer.rollouts.restore(step, state, {n: groups[n] for *_, n in kept if n in groups})
     trainer.replay.restore(replay, groups)
@@ -89,15 +89,3 @@ async def restore(trainer: Trainer, step: int, store: RolloutStore | None) -> No
             step,
             trainer.plan.config.rollout.sync_interval,
         )
-
-
-def rewind(store: RolloutStore, step: int, kept: Mapping[int, tuple[str, int | None, int]]) -> None:
-    """Rewind a store to the checkpoint of a step, in one transaction; step 0 empties it.
-
-    Args:
-        store: Rollout store.
-        step: Step of the checkpoint.
-        kept: Record number -> status, step and uses of its group at the checkpoint.
-    """
-    with store.transaction():
-        store.rewind(step, kept)

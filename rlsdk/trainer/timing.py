@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from rlsdk.cluster.placement import sections_apart
 from rlsdk.config.schema import PlacementSection
 from rlsdk.engines.actor import STEP
+from rlsdk.isolation.vitals import peak_memory
 from rlsdk.isolation.watching import stage
+
+if TYPE_CHECKING:
+    from rlsdk.config import Plan
+    from rlsdk.contracts.rollouts import RolloutCounters, Rollouts
+    from rlsdk.contracts.training import LearnerHandle
 
 
 class Timer:
@@ -56,29 +65,75 @@ class RunTimes(Timer):
         self.phases: dict[str, float] = {}
         self.tokens, self.generating = 0, 0.0
 
-    def add_step(
-        self, timer: Timer, wall: float, spent: Mapping[str, float], *, generated: float, sampled: float, ahead: bool
-    ) -> dict[str, float]:
-        """Add the times of a step and return them as metrics.
+
+class StepTimer(Timer):
+    """Times a training step, and reads what engines and learner have counted by its start and by its end."""
+
+    def __init__(self, plan: Plan, learner: LearnerHandle, rollouts: Rollouts, *, ahead: bool) -> None:
+        """Prepare the timer; `ahead` is True if rollouts run ahead of training."""
+        super().__init__()
+        self._plan, self._learner, self._rollouts, self._ahead = plan, learner, rollouts, ahead
+        self._generated = 0.0  # seconds inside the engines while the learner worked
+
+    async def start(self) -> Self:
+        """Read the counters, and start the time of the step."""
+        self._before = await self._counters()
+        self.started = time.perf_counter()
+        return self
+
+    @asynccontextmanager
+    async def learning(self) -> AsyncIterator[None]:
+        """Time the learner and, if rollouts run ahead of training, the engines in the meantime."""
+        began = await self._generating()
+        with self("learn"):
+            yield
+        self._generated = await self._generating() - began
+
+    async def stop(self, taken: Mapping[str, float], run: RunTimes) -> dict[str, float]:
+        """Return the metrics of the step's time, memory and devices, and add its times to those of the run.
 
         Args:
-            timer: Phases of the step.
-            wall: Seconds of the step.
-            spent: Seconds inside engines and learner, tokens and decode steps of this step.
-            generated: Seconds inside the engines while the learner worked.
-            sampled: Tokens in the step's batch, for engines that do not count tokens.
-            ahead: True if rollouts run ahead of training.
+            taken: Metrics of the step's rollouts.
+            run: Times of the run.
         """
-        tokens = spent["tokens"] or sampled
-        phases = {**timer.seconds, "produce": timer.seconds.get("produce", 0.0) + timer.seconds["take"]}
-        metrics = time_metrics(phases, wall, spent, generated=generated, ahead=ahead)
+        wall = self.wall
+        (learner_before, rollouts_before), (learner, rollouts) = self._before, await self._counters()
+        before, now = _inside(learner_before, rollouts_before), _inside(learner, rollouts)
+        spent = {name: now[name] - before[name] for name in before}
+        phases = {**self.seconds, "produce": self.seconds["take"]}
+        found = memory_metrics(driver=peak_memory(), engine=rollouts.clock, learner=learner)
+        if self._plan.sampled:
+            found["rollouts/tokens_wasted"] = float(rollouts.wasted - rollouts_before.wasted)
+        found |= device_metrics(
+            self._plan.config.placement,
+            learner_before,
+            learner,
+            apart=sum(section.ranks for section in sections_apart(self._plan).values()),
+            tokens=taken["rollouts/tokens_total"],
+            wall=wall,
+            update=phases.get("update", 0.0),
+        )
+        found |= time_metrics(phases, wall, spent, generated=self._generated, ahead=self._ahead)
+        tokens = spent["tokens"] or taken["rollouts/tokens"]  # some engines do not count their tokens
+        generating = wall if self._ahead else phases["produce"]  # when running ahead, engines generate all the time
         for name, seconds in phases.items():
-            if f"time/{name}" in metrics:
-                self.phases[name] = self.phases.get(name, 0.0) + seconds
-        generating = wall if ahead else phases["produce"]  # when running ahead, engines generate all the time
-        self.tokens += int(tokens)
-        self.generating += generating
-        return {**metrics, "time/tokens_per_second": tokens / max(generating, 1e-9)}
+            if f"time/{name}" in found:
+                run.phases[name] = run.phases.get(name, 0.0) + seconds
+        run.tokens += int(tokens)
+        run.generating += generating
+        return {**found, "time/tokens_per_second": tokens / max(generating, 1e-9)}
+
+    async def _generating(self) -> float:
+        return (await self._rollouts.counters()).clock["engines"] if self._ahead else 0.0
+
+    async def _counters(self) -> tuple[Mapping[str, float], RolloutCounters]:
+        """Return the counters of learner and rollouts so far; of several actors, those of the slowest."""
+        return await asyncio.gather(asyncio.to_thread(self._learner.clock), self._rollouts.counters())
+
+
+def _inside(learner: Mapping[str, float], rollouts: RolloutCounters) -> dict[str, float]:
+    """Return the seconds and tokens that the actors have counted so far."""
+    return {**rollouts.clock, "learner": sum(v for k, v in learner.items() if k.endswith("_seconds"))}
 
 
 def decode_rates(
@@ -109,7 +164,7 @@ def time_metrics(
     """Return the time metrics of a step.
 
     Args:
-        phases: Seconds of each phase; `produce` includes `take`, the wait for rollouts, and `learn` overlaps others.
+        phases: Seconds of each phase; `take` is part of `produce`, and `learn` overlaps others.
         wall: Seconds of the step.
         spent: Seconds inside engines and learner, tokens and decode steps of this step.
         generated: Seconds inside the engines while the learner worked.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -15,28 +15,25 @@ import numpy as np
 from rich.console import Console
 
 from rlsdk.checkpoints.checkpoint import Checkpoints
-from rlsdk.cluster.placement import sections_apart
 from rlsdk.cluster.template import template
 from rlsdk.config import Plan, Source, check
 from rlsdk.config.rules import fresh_groups
-from rlsdk.contracts.rollouts import NoRolloutsError, RolloutCounters, Rollouts, TakenBatch
+from rlsdk.contracts.rollouts import NoRolloutsError, Rollouts, TakenBatch
 from rlsdk.contracts.training import LearnerHandle, TrainedRole
 from rlsdk.errors import RunError
 from rlsdk.fields import FORWARD
 from rlsdk.isolation.process import settle, sigterm_as_interrupt
-from rlsdk.isolation.vitals import peak_memory
 from rlsdk.loops.signals import handled
 from rlsdk.plurals import counted
 from rlsdk.readiness.base_models import fingerprints
 from rlsdk.readiness.data_files import data_fingerprints
 from rlsdk.rollout.staleness import StalenessPolicy
-from rlsdk.rollout.step_batch import StepBatch, apply_filters, pack, produce
+from rlsdk.rollout.step_batch import StepBatch, apply_filters, labels, pack, produce
 from rlsdk.scoring.outcome import check_budget
 from rlsdk.trainer.assembly import Parts, examined, started, steps_of
 from rlsdk.trainer.callbacks import Callback, LeavingNodes, Metrics, checked_callbacks, standard_callbacks
 from rlsdk.trainer.credit import CreditAssigner, minibatches, train_critic
 from rlsdk.trainer.interactive import in_event_loop, run_async, sampled_by_hand, token_ids, whole_updates
-from rlsdk.trainer.labels import labels
 from rlsdk.trainer.ledger import ReplayBuffer, ReplayedGroup, entries_of, final_statuses, newly_trained, replayed_entry
 from rlsdk.trainer.metrics import (
     TO_OLD,
@@ -52,9 +49,9 @@ from rlsdk.trainer.metrics import (
 from rlsdk.trainer.observing import Profiling
 from rlsdk.trainer.record import RunRecord, open_run
 from rlsdk.trainer.resuming import check_resumed
-from rlsdk.trainer.state import restore, rewind, snapshot, write_checkpoint
+from rlsdk.trainer.state import restore, snapshot, write_checkpoint
 from rlsdk.trainer.summary import LearningMonitor, RunCounters, log_background_failure, summarise, teaches
-from rlsdk.trainer.timing import RunTimes, Timer, device_metrics, memory_metrics
+from rlsdk.trainer.timing import RunTimes, StepTimer, Timer
 from rlsdk.types import Group
 
 if TYPE_CHECKING:
@@ -140,7 +137,7 @@ class Trainer:
         )
         self.monitor = LearningMonitor(config.max_empty_steps, plan.folder)
         self.counters, self.times = RunCounters(), RunTimes()
-        self.timer = Timer()
+        self.timer: Timer = Timer()
         self.closed: Sequence[Entry] = ()
         self.samples: dict[str, Sequence[Mapping[str, Any]]] = {}
         self.interrupted = self.save_requested = False
@@ -150,8 +147,6 @@ class Trainer:
         self.data_files = data_fingerprints(plan) if data_files is None else data_files
         self._updated = self._synced = self._restored = False
         self.updating = self.in_training = self.closed_down = False
-        self._counters_before: tuple[Mapping[str, float], RolloutCounters]
-        self._generated = 0.0
         self._last_saved = -1  # step of the checkpoint that ends the training
         self.resources = ExitStack()
         self.record: RunRecord | None = None
@@ -253,7 +248,8 @@ class Trainer:
         from the one that was meant.
         """
         await self.catch_up()
-        timer = await self.start_timer()
+        timer = await StepTimer(self.plan, self.learner, self.rollouts, ahead=self.runs_ahead).start()
+        self.timer = timer
         with timer("take"):
             taken = await self.rollouts.take(self.version)
         metrics = self.describe(taken)
@@ -263,7 +259,7 @@ class Trainer:
             groups = self.filter([*taken.groups, *(used.group for used in reused)])
             batch = self.pack(groups, taken, reused)
         if batch is not None:
-            async with self.learning():
+            async with timer.learning():
                 await self.rollouts.sleep()
                 with timer("logprobs"):
                     batch = await self.forward(batch)
@@ -279,7 +275,7 @@ class Trainer:
         if self.sync_due:
             with timer("sync"):
                 metrics["canary/gap"] = await self.publish()
-        metrics |= await self.stop_timer(metrics)
+        metrics |= await timer.stop(metrics, self.times)
         return with_reported(metrics, learned, self._update_giver)
 
     def filter(self, groups: Sequence[Group]) -> list[Group]:
@@ -472,50 +468,6 @@ class Trainer:
         if self.version and not self._synced:
             await self.publish()
 
-    async def start_timer(self) -> Timer:
-        """Start the timer of a step, and note the counters of engines and learner."""
-        self._counters_before = await self._read_counters()
-        self.timer, self._generated = Timer(), 0.0
-        return self.timer
-
-    async def stop_timer(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Return the metrics of the step's time, memory and devices."""
-        wall = self.timer.wall
-        learner_before, rollouts_before = self._counters_before
-        learner, rollouts = await self._read_counters()
-        before, now = _counts_inside(learner_before, rollouts_before), _counts_inside(learner, rollouts)
-        spent = {name: now[name] - before[name] for name in before}
-        found = memory_metrics(driver=peak_memory(), engine=rollouts.clock, learner=learner)
-        if self.plan.sampled:
-            found["rollouts/tokens_wasted"] = float(rollouts.wasted - rollouts_before.wasted)
-        found |= device_metrics(
-            self.plan.config.placement,
-            learner_before,
-            learner,
-            apart=sum(section.ranks for section in sections_apart(self.plan).values()),
-            tokens=metrics["rollouts/tokens_total"],
-            wall=wall,
-            update=self.timer.seconds.get("update", 0.0),
-        )
-        generated, sampled, ahead = self._generated, metrics["rollouts/tokens"], self.runs_ahead
-        times = self.times.add_step(self.timer, wall, spent, generated=generated, sampled=sampled, ahead=ahead)
-        return found | times
-
-    @asynccontextmanager
-    async def learning(self) -> AsyncIterator[None]:
-        """Time the learner and, if rollouts run ahead of training, the engines in the meantime."""
-        began = await self._generating()
-        with self.timer("learn"):
-            yield
-        self._generated = await self._generating() - began
-
-    async def _generating(self) -> float:
-        return (await self.rollouts.counters()).clock["engines"] if self.runs_ahead else 0.0
-
-    async def _read_counters(self) -> tuple[Mapping[str, float], RolloutCounters]:
-        """Return the counters of learner and rollouts so far; of several actors, those of the slowest."""
-        return await asyncio.gather(asyncio.to_thread(self.learner.clock), self.rollouts.counters())
-
     @property
     def ended(self) -> bool:
         """True after the last step, or after `max_empty_steps` consecutive steps that taught nothing."""
@@ -687,7 +639,7 @@ class Trainer:
             for notice in self.record.keep_changes() if self.record else ():
                 log.warning("%s", notice)
         elif self._store is not None:
-            await asyncio.to_thread(rewind, self._store, 0, {})
+            await asyncio.to_thread(self._store.rewind, 0, {})
         self._restored = True
 
     def sources(self) -> Mapping[str, TaskCounts]:
@@ -723,11 +675,6 @@ class Trainer:
 
 _OPENED: list[Trainer] = []
 """The trainer that `from_config` started, until it is closed."""
-
-
-def _counts_inside(learner: Mapping[str, float], counters: RolloutCounters) -> dict[str, float]:
-    """Return the seconds and tokens that the actors have counted so far."""
-    return {**counters.clock, "learner": sum(v for k, v in learner.items() if k.endswith("_seconds"))}
 
 
 async def _end(trainer: Trainer, callback: Callback, kind: type[BaseException] | None, *_: object) -> None:

@@ -25,8 +25,7 @@ from rlsdk.learners.model import PolicyModel, load_policy
 from rlsdk.learners.objective import Objective, UpdateContext
 from rlsdk.learners.ranks import Ranks
 from rlsdk.learners.trained import PhaseTimer
-from rlsdk.rollout.step_batch import StepBatch
-from rlsdk.trainer.labels import labels
+from rlsdk.rollout.step_batch import StepBatch, labels
 from rlsdk.whatif.question import WhatIfQuestion
 
 BUDGET = 8192

@@ -14,7 +14,7 @@ from rlsdk.contracts import Chat
 from rlsdk.errors import ConfigError, OptionError, ValueFault
 from rlsdk.isolation.threads import Threads
 from rlsdk.limits import Count, Positive
-from rlsdk.options import nearest
+from rlsdk.options import did_you_mean
 from rlsdk.plugins.discovery import find
 from rlsdk.tool_calls import TOOL_STATE, Call, Dialect, Malformed, is_users
 from rlsdk.types import Rollout, Status, Task
@@ -202,8 +202,7 @@ class Tools:
     async def _call(self, offered: Offered, call: Call) -> Any:
         tool = offered.get(call.name)
         if tool is None:
-            near = nearest(call.name, offered)
-            hint = f", did you mean {near!r}?" if near else ""
+            hint = did_you_mean(call.name, offered, ", ")
             raise WrongCallError(f"there is no tool {call.name!r}{hint}; there are: {', '.join(offered)}")
         arguments = tool.arguments(call)
         if isinstance(tool, ObjectMethod):

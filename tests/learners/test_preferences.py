@@ -12,9 +12,8 @@ import rlsdk
 from rlsdk.components import component_of
 from rlsdk.contracts import LossSpec, Model, Roles
 from rlsdk.plugins import Plugins
-from rlsdk.rollout.step_batch import StepBatch, pack
+from rlsdk.rollout.step_batch import StepBatch, labels, pack
 from rlsdk.trainer.credit import CreditAssigner
-from rlsdk.trainer.labels import labels
 from rlsdk.types import Group, Rollout, Score, Task
 
 pytestmark = pytest.mark.stack

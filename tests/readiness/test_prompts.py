@@ -54,7 +54,7 @@ def test_a_prompt_as_long_as_the_model_is_dropped_although_max_prompt_tokens_all
     assert found.config.max_prompt_tokens == 512 and not examine(found, starts=False).faults
     streams = _streams(found, train_tasks(found), ChatTokenizer.of(found))
     name = streams.names[0]
-    assert {streams.draw(name)[0].prompt for _ in range(4)} == {SHORT["prompt"]}
+    assert {streams[name].draw()[0].prompt for _ in range(4)} == {SHORT["prompt"]}
     assert streams.dropped
 
 

@@ -225,7 +225,7 @@ def test_a_task_without_tests_is_named(answer):
 @pytest.mark.parametrize(
     ("options", "fault"),
     [
-        ({"timeout": 0.0}, "timeout must be a number of seconds above 0"),
+        ({"timeout": 0.0}, "timeout: expected float > 0, got 0.0"),
         ({"tolerance": -1.0}, "tolerance must be a number of at least 0"),
         ({"limits": {"memory": 0}}, "memory is 0"),
         ({"limits": {"ram": 1}}, "unknown key 'ram'"),

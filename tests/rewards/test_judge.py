@@ -452,7 +452,7 @@ def test_a_cache_in_use(server, tmp_path):
         ({"scale": [0, float("inf")]}, "scale[1]: expected a finite number, got inf"),
         ({"images": -1}, "images is -1"),
         ({"retries": -1, "max_concurrency": 0}, "max_concurrency is 0, retries is -1"),
-        ({"timeout": 0.0}, "timeout must be a number of seconds above 0"),
+        ({"timeout": 0.0}, "timeout: expected float > 0, got 0.0"),
         ({"extra": {"messages": []}}, "extra must not hold messages"),
         ({"verdict": "text"}, "expected 'json'"),
         ({"cache": "/dev/null/verdicts"}, "cannot be used as a file of verdicts"),

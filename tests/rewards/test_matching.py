@@ -138,7 +138,7 @@ def test_many_quick_matches_end_in_time():
     [
         ({}, "pattern: is required"),
         ({"pattern": "("}, "is not a regular expression: missing \\)"),
-        ({"pattern": "a", "timeout": 0.0}, "timeout must be a number of seconds above 0"),
+        ({"pattern": "a", "timeout": 0.0}, "timeout: expected float > 0, got 0.0"),
         ({"pattern": "(a)(?P<b>b)", "group": "c"}, "group 'c' is not in the pattern; it has: 0, 1, 2, b"),
         ({"pattern": "a", "group": 1}, "group 1 is not in the pattern; it has: 0"),
         ({"pattern": "a", "where": "tags"}, "expected 'message' | 'response' | 'answer'"),

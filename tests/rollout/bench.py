@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
@@ -49,6 +51,10 @@ class Bench:
 
     def divide(self, count: int) -> dict[str, int]:
         return {"a": count - 1, "b": 1}
+
+    def __getitem__(self, source: str) -> Any:
+        methods = {name: partial(getattr(self, name), source) for name in ("draw", "at", "note", "repeat")}
+        return SimpleNamespace(**methods)
 
     def draw(self, source: str) -> tuple[Task, int]:
         self.drawn += 1

@@ -17,7 +17,7 @@ from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
 from rlsdk.errors import RunError
 from rlsdk.rollout.mixture import Source, TaskStreams
 from rlsdk.rollout.staleness import StalenessPolicy
-from rlsdk.rollout.stream import SampledStream
+from rlsdk.rollout.stream import SampledStream, TaskStream
 from rlsdk.simulation.clock import VirtualLoop, run_virtually
 from rlsdk.types import Group, Task
 from tests.rollout.bench import Bench
@@ -69,14 +69,8 @@ class Sampled(Bench):
         )
         super().__init__(limits)
 
-    def draw(self, source: str) -> tuple[Task, int]:
-        return self.tasks.draw(source)
-
-    def note(self, source: str, position: int, group: Group) -> None:
-        self.tasks.note(source, position, group)
-
-    def repeat(self, source: str, position: int) -> None:
-        self.tasks.repeat(source, position)
+    def __getitem__(self, source: str) -> TaskStream:
+        return self.tasks[source]
 
     def learn(self) -> None:
         self.tasks.learn()
@@ -107,7 +101,7 @@ async def test_a_sampler_does_not_choose_the_tasks_of_groups_that_a_resumed_run_
     other.tasks.restore(bench.tasks.state())
     assert other.scheduler.restore(json.loads(json.dumps(bench.scheduler.state())), {}) == 4
     await bench.scheduler.pause()
-    assert [other.draw("a")[0].id for _ in range(4)] == ["a0", "a1", "a2", "a6"]
+    assert [other["a"].draw()[0].id for _ in range(4)] == ["a0", "a1", "a2", "a6"]
 
 
 async def test_a_slow_group_delays_no_other() -> None:

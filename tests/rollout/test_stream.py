@@ -56,7 +56,7 @@ def test_batches_are_full_and_every_source_stays_near_its_share(weights: list[fl
 
 def drawn(tasks: TaskStreams, count: int) -> list[str]:
     """A batch."""
-    return [tasks.draw(source)[0].id for source, part in tasks.divide(count).items() for _ in range(part)]
+    return [tasks[source].draw()[0].id for source, part in tasks.divide(count).items() for _ in range(part)]
 
 
 @given(takes=st.lists(st.integers(1, 9), min_size=2, max_size=8), at=st.integers(1, 7))
@@ -129,9 +129,9 @@ def done(task: Task) -> Group:
 def batch(tasks: TaskStreams, count: int) -> list[str]:
     """A batch that is drawn at once and whose groups end in another order."""
     tasks.learn()
-    drawn = [tasks.draw("a") for _ in range(count)]
+    drawn = [tasks["a"].draw() for _ in range(count)]
     for task, position in reversed(drawn):
-        tasks.note("a", position, done(task))
+        tasks["a"].note(position, done(task))
     return [task.id for task, _ in drawn]
 
 
@@ -142,15 +142,15 @@ def test_a_sampler_chooses_among_tasks_that_are_not_in_progress_and_learns_in_th
     assert sorted(first + second) == list("0123456")
     assert sampler.noted == [int(index) for index in first]  # those of the second batch, before the third
     assert [len(offered) for offered in sampler.offered] == [7, 6, 5, 4, 7, 6, 5]
-    everything = [tasks.draw("a")[0].id for _ in range(8)]  # more than there are: some run twice
+    everything = [tasks["a"].draw()[0].id for _ in range(8)]  # more than there are: some run twice
     assert set(everything) == set("0123456")
 
 
 def test_a_task_is_found_again_by_its_position() -> None:
     tasks = sampled(Least())
     for _ in range(20):
-        task, position = tasks.draw("a")
-        assert tasks.at("a", position) is task
+        task, position = tasks["a"].draw()
+        assert tasks["a"].at(position) is task
 
 
 def test_long_prompts_are_not_offered_again_and_none_that_fits_is_an_error() -> None:
@@ -162,9 +162,9 @@ def test_long_prompts_are_not_offered_again_and_none_that_fits_is_an_error() -> 
     with pytest.raises(
         DataError, match="no task fits: max_prompt_tokens allows 9 tokens, but all 2 prompts are longer"
     ):
-        sampled(Least(), (99, 99)).draw("a")
+        sampled(Least(), (99, 99))["a"].draw()
     with pytest.raises(DataError, match="its prompt has 99 tokens"):
-        sampled(Least(), (99,), "error").draw("a")
+        sampled(Least(), (99,), "error")["a"].draw()
 
 
 @given(takes=st.lists(st.integers(1, 5), min_size=2, max_size=8), at=st.integers(1, 7))
@@ -181,30 +181,30 @@ def test_a_resumed_run_with_a_sampler_draws_what_one_left_alone_draws(takes: lis
 
 def test_tasks_in_progress_at_a_checkpoint_are_not_offered_after_it() -> None:
     before, sampler = sampled(Least()), Least()
-    busy = [before.draw("a")[0].id for _ in range(3)]
+    busy = [before["a"].draw()[0].id for _ in range(3)]
     after = sampled(sampler)
     after.restore(before.state())
-    assert after.draw("a")[0].id not in busy
+    assert after["a"].draw()[0].id not in busy
     assert sampler.offered == [[index for index in range(7) if str(index) not in busy]]
 
 
 def test_a_task_whose_group_expired_is_not_offered_until_it_has_been_sampled_again() -> None:
     sampler = Least()
     tasks = sampled(sampler)
-    (first, at), (second, also_at) = tasks.draw("a"), tasks.draw("a")
-    tasks.note("a", at, done(first))
-    tasks.repeat("a", at)  # before the sampler has learned of the group
-    tasks.note("a", also_at, done(second))
+    (first, at), (second, also_at) = tasks["a"].draw(), tasks["a"].draw()
+    tasks["a"].note(at, done(first))
+    tasks["a"].repeat(at)  # before the sampler has learned of the group
+    tasks["a"].note(also_at, done(second))
     tasks.learn()
-    tasks.repeat("a", also_at)  # after it
+    tasks["a"].repeat(also_at)  # after it
     busy, resumed = {int(first.id), int(second.id)}, sampled(Least())
     resumed.restore(tasks.state())
     for each in (tasks, resumed):
-        assert {each.draw("a")[0].id for _ in range(5)} == {str(i) for i in range(7) if i not in busy}
+        assert {each["a"].draw()[0].id for _ in range(5)} == {str(i) for i in range(7) if i not in busy}
         for task, position in ((first, at), (second, also_at)):
-            each.note("a", position, done(task))
+            each["a"].note(position, done(task))
         each.learn()
-        assert {int(each.draw("a")[0].id) for _ in range(2)} == busy
+        assert {int(each["a"].draw()[0].id) for _ in range(2)} == busy
     assert sampler.noted == [int(first.id), int(second.id)] * 2
 
 
@@ -233,8 +233,8 @@ def weighed(**weights: float) -> TaskStreams:
 def noted(tasks: TaskStreams, **rewards: float) -> TaskStreams:
     """Let each source draw a task, whose group has this reward."""
     for name, reward in rewards.items():
-        task, position = tasks.draw(name)
-        tasks.note(name, position, Group(task, [Rollout.from_text(task, "2")], [Score(reward)]))
+        task, position = tasks[name].draw()
+        tasks[name].note(position, Group(task, [Rollout.from_text(task, "2")], [Score(reward)]))
     tasks.learn()
     return tasks
 
@@ -265,7 +265,7 @@ def test_a_sampler_that_draws_no_available_task_is_named(given: Any) -> None:
     sampler = Least()
     sampler.draw = lambda available, random: given  # type: ignore[method-assign]
     with pytest.raises(RunError, match=r"rollout.sampler drew .*; expected one of the 7 indices that it was given"):
-        sampled(sampler).draw("a")
+        sampled(sampler)["a"].draw()
 
 
 @pytest.mark.parametrize("method", ["draw", "note"])

@@ -8,9 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from rlsdk.config.rollout import RolloutSection
 from rlsdk.contracts.rollouts import TaskStatus
 from rlsdk.errors import RunError
-from rlsdk.rollout.staleness import expires_at, is_trainable, masked, staleness, without_old
+from rlsdk.rollout.staleness import StalenessPolicy, is_trainable, staleness
 from rlsdk.rollout.task_ledger import ENDS, LEGAL, TaskLedger
 from rlsdk.types import Group, Rollout, Score, Task
 
@@ -160,22 +161,24 @@ def test_a_group_is_as_old_as_its_oldest_trained_token() -> None:
     assert staleness(Group(TASK, (sampled([-1]),), (Score(0),)), 6) == 0
     demonstration = Rollout(TASK, (), [1, 2], [False, True], [0.0, 0.0], [-1, -1])
     assert staleness(Group(TASK, (demonstration,), (Score(0),)), 6) == 0  # trained on, but sampled by nobody
-    assert [expires_at(m, n) for m, n in ((0, 1), (1, 1), (0, 2), (4, 3))] == [1, 2, 2, 15]
+    sections = [RolloutSection(max_staleness=m, sync_interval=n) for m, n in ((0, 1), (1, 1), (0, 2), (4, 3))]
+    assert [StalenessPolicy.of(section).limit for section in sections] == [1, 2, 2, 15]
 
 
 def test_old_tokens_are_masked_one_by_one() -> None:
-    assert masked(sampled([-1, 3, 5, 6]), step=6, most=1).tolist() == [False, False, True, True]
     demonstration = Rollout(TASK, (), [1, 2], [False, True], [0.0, 0.0], [-1, -1])
-    assert masked(demonstration, step=6, most=1).tolist() == [False, True]
+    group = Group(TASK, (sampled([-1, 3, 5, 6]), demonstration), (Score(0), Score(0)))
+    young = StalenessPolicy(token_limit=2).trimmed(group, 6).rollouts
+    assert [rollout.loss_mask.tolist() for rollout in young] == [[False, False, True, True], [False, True]]
 
 
 def test_what_is_masked_makes_a_group_no_older_and_what_is_young_stays_as_it_is() -> None:
     group = Group(TASK, (sampled([-1, 2, 5]), sampled([-1, 6])), (Score(0), Score(0)))
-    assert without_old(group, 6, None) is group
-    assert without_old(group, 6, 4) is group
-    young = without_old(group, 6, 3)
+    assert StalenessPolicy().trimmed(group, 6) is group
+    assert StalenessPolicy(token_limit=5).trimmed(group, 6) is group
+    young = StalenessPolicy(token_limit=4).trimmed(group, 6)
     assert young.rollouts[0].loss_mask.tolist() == [False, False, True]
     assert young.rollouts[0].policy_versions.tolist() == [-1, 2, 5]  # who sampled it is still known
     assert staleness(young, 6) == 1
     assert is_trainable(young)
-    assert not is_trainable(without_old(group, 9, 1))
+    assert not is_trainable(StalenessPolicy(token_limit=2).trimmed(group, 9))

@@ -63,8 +63,7 @@ def test_answers_of_evaluations_are_stored_apart(address: Address, entry: Make, 
     assert [(row["step"], row["state"], row["task"]) for row in kept[::2]] == [
         (step, state, f"t{n}") for step in (0, 5) for state in ("eval greedy", "eval sampled") for n in (7, 8)
     ]
-    with store.transaction():
-        store.rewind(3, {})  # a run that is resumed before the second evaluation
+    store.rewind(3, {})  # a run that is resumed before the second evaluation
     assert {row["step"] for row in query(tmp_path, evaluations=True)} == {0}
     store.close()
 

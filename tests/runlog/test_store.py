@@ -120,8 +120,7 @@ def test_a_run_goes_back_to_its_checkpoint(address: Address, entry: Make, tmp_pa
     with store.transaction():  # then the run goes on, and is killed
         store.settle([(4, "trained", 3, 1), (2, "trained", 2, 3), (77, "trained", 3, 1)])
         store.put([entry(5, step=4, version=4), entry(6, step=3), entry(7, "completed", None, kept_at=4)])
-    with store.transaction():
-        store.rewind(2, {4: ("completed", None, 0), 5: ("completed", None, 0), 2: ("trained", 2, 1)})
+    store.rewind(2, {4: ("completed", None, 0), 5: ("completed", None, 0), 2: ("trained", 2, 1)})
     assert states(tmp_path) == {
         1: ("trained", 1, 1),
         2: ("trained", 2, 1),
@@ -154,8 +153,7 @@ def test_runs_of_one_database_do_not_see_each_other(server: str, entry: Make, tm
     assert set(states(tmp_path / "a")) == {1}
     address = Address.make(tmp_path / "b", server, None)  # a run that goes on finds its own
     store = RolloutStore(address)
-    with store.transaction():
-        store.rewind(0, {})
+    store.rewind(0, {})
     store.close()
     assert states(tmp_path / "b") == {}
     assert set(states(tmp_path / "a")) == {1}

@@ -141,7 +141,7 @@ def test_rates_say_where_they_come_from(tmp_path: Path) -> None:
 def test_no_size_is_guessed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"its size is unknown and no prediction is possible"):
         CliRunner().invoke(command, [str(QUICKSTART), "model.path=lab/nowhere"], catch_exceptions=False)
-    with pytest.raises(ConfigError, match=r"--hardware h10: unknown; .* did you mean h100\?"):
+    with pytest.raises(ConfigError, match=r"--hardware h10: unknown; .* did you mean 'h100'\?"):
         CliRunner().invoke(command, [str(QUICKSTART), "--hardware", "h10"], catch_exceptions=False)
 
 

@@ -232,7 +232,7 @@ def test_a_comparison_with_a_run_of_another_batch_size_is_warned_of(run: Path) -
     ("arguments", "said"),
     [
         (("--rate", "speed=3"), r"--rate speed: unknown; the names are bandwidth, "),
-        (("--rate", "meadian=3"), r"weights_bytes; did you mean median\?"),
+        (("--rate", "meadian=3"), r"weights_bytes; did you mean 'median'\?"),
         (("--rate", "bandwidth=0"), r"--rate bandwidth must be above 0; got 0"),
         (("--rate", "bandwidth=inf"), r"--rate bandwidth must be above 0 and finite; got inf"),
         (("--rate", "step_seconds=inf"), r"--rate step_seconds must be at least 0 and finite; got inf"),

@@ -19,11 +19,10 @@ from rlsdk.batch.arithmetic import of_top_entropy
 from rlsdk.contracts import TrainBatch
 from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
 from rlsdk.errors import RunError
-from rlsdk.rollout.staleness import without_old
-from rlsdk.rollout.step_batch import apply_filters, pack
+from rlsdk.rollout.staleness import StalenessPolicy
+from rlsdk.rollout.step_batch import apply_filters, labels, pack
 from rlsdk.schedules import Schedule
 from rlsdk.trainer.credit import CreditAssigner, credit_inputs, minibatches
-from rlsdk.trainer.labels import labels
 from rlsdk.trainer.ledger import ReplayBuffer, final_statuses, newly_trained
 from rlsdk.types import Group, Score, Task
 from tests.rollout.masked import TASK, rollout
@@ -80,7 +79,8 @@ def test_expert_rollouts_come_last_and_get_no_credit() -> None:
 
 def test_a_response_keeps_its_length_when_its_first_tokens_are_too_old_to_be_trained_on() -> None:
     long = attrs.evolve(rollout(2, [True] * 8), policy_versions=[-1, -1, 0, 0, 0, 0, 1, 1, 2, 2])
-    group = without_old(Group(TASK, [long, rollout(2, [True] * 4)], [Score(1.0)] * 2), 2, 1)
+    both = Group(TASK, [long, rollout(2, [True] * 4)], [Score(1.0)] * 2)
+    group = StalenessPolicy(token_limit=2).trimmed(both, 2)
     whole, packed = pack([Group(TASK, [long], [Score(1.0)])]), pack([group])
     assert whole is not None and packed is not None
     assert packed.arrays.trained_tokens.tolist() == [4]  # of the other all tokens are old

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rlsdk.contracts.rollouts import TaskStatus
-from rlsdk.rollout.staleness import without_old
+from rlsdk.rollout.staleness import StalenessPolicy
 from rlsdk.rollout.task_ledger import TaskLedger
 from rlsdk.trainer.metrics import (
     explained_variance,
@@ -35,7 +35,7 @@ def test_tokens_that_are_too_old_to_be_trained_on_count_as_sampled() -> None:
     task = Task("t", "p")
     late = Rollout(task, (), range(6), [False, *[True] * 5], [0.0] * 6, [-1, 0, 0, 0, 4, 4])
     group = Group(task, [late], [Score(1.0)])
-    trimmed = without_old(group, 4, 1)
+    trimmed = StalenessPolicy(token_limit=2).trimmed(group, 4)
     assert trimmed.rollouts[0].loss_mask.tolist() == [False] * 4 + [True] * 2
     for each in (group, trimmed):
         found = rollout_metrics([each])

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from rlsdk.contracts.rollouts import (
     RolloutCounters,
     RolloutSnapshot,
     RolloutSummary,
+    TakenBatch,
     TaskCounts,
     TaskStatus,
 )
@@ -211,6 +212,29 @@ async def ask(explorer: Any, method: str, *content: Any) -> Any:
         return (await explorer.answer.remote([], method, *content)).value
     except Exception as error:
         raise cause_of(error) from None
+
+
+async def test_what_a_call_settles_is_settled_although_the_next_call_comes_before_it_begins(tmp_path: Path) -> None:
+    class Settling:
+        settled = 0
+
+        def settle(self, taken: TakenBatch, states: Sequence[TaskStatus]) -> None:
+            self.settled += 1
+
+        async def evaluate(self) -> None:
+            await asyncio.sleep(60)
+
+        async def pause(self) -> None: ...
+
+        def summary(self) -> RolloutSummary:
+            return RolloutSummary({}, {}, {})
+
+    plan = make_plan(tmp_path)
+    actor, explorer = ExplorerActor(PeerInfo.of(plan), ExplorerSetup(plan.tree, (), (), 0)), Settling()
+    actor._explorer, actor._taken = explorer, [TakenBatch(records=())]
+    actor._ready.set()
+    await asyncio.gather(actor.answer([([], [])], "evaluate"), actor.answer([], "pause"), return_exceptions=True)
+    assert explorer.settled == 1
 
 
 @pytest.mark.stack

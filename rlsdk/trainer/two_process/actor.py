@@ -215,22 +215,18 @@ class ExplorerActor(RunActor):
         if self._failure is not None or self._explorer is None:
             raise self._failure or RunError("the explorer did not start")
         explorer = self._explorer
+        for numbers, states in settled:  # at once: the next call may cancel this one before it begins
+            batch = self._taken.pop(0)
+            known = [record.number for record in batch.records]
+            if known != list(numbers):
+                raise RunError(f"the trainer settled the records {list(numbers)}, but was given {known}")
+            explorer.settle(batch, states)
         if self._running is not None:
             await _cancelled(self._running)
 
         own: dict[str, Callable[..., Any]] = {"about": self._about, "take": self._take, "publish": self._publish}
         work = partial(own[method], explorer) if method in own else getattr(explorer, method)
-
-        async def answer() -> Any:
-            for numbers, states in settled:
-                batch = self._taken.pop(0)
-                known = [record.number for record in batch.records]
-                if known != list(numbers):
-                    raise RunError(f"the trainer settled the records {list(numbers)}, but was given {known}")
-                explorer.settle(batch, states)
-            return await work(*arguments)
-
-        self._running = asyncio.get_running_loop().create_task(answer(), context=self._context)
+        self._running = asyncio.get_running_loop().create_task(work(*arguments), context=self._context)
         try:
             value = await self._running
         except asyncio.CancelledError as error:
