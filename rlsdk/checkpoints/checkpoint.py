@@ -170,10 +170,7 @@ class Checkpoints:
         )
 
     def newest_whole(self, part: Part = "learner") -> tuple[int | None, dict[int, str]]:
-        """Find the newest checkpoint whose files are intact.
-
-        Args:
-            part: Required part; see `verify`.
+        """Find the newest checkpoint whose files are intact; see `verify` for `part`.
 
         Returns:
             Its step, or None without any checkpoint; and a mapping step -> fault of the damaged newer ones.
@@ -319,11 +316,9 @@ def free_text(path: str | os.PathLike[str]) -> str:
 
 
 def _remove(folder: Path, renamed: Path | None = None) -> None:
-    """Delete a folder; files that cannot be deleted now, such as those open over NFS, are left for a later call.
+    """Delete a folder, after renaming it if a new path is given.
 
-    Args:
-        folder: Folder to delete.
-        renamed: Path to rename the folder to before deleting its contents; default: no renaming.
+    Files that cannot be deleted now, such as those open over NFS, are left for a later call.
     """
     try:
         shutil.rmtree(folder if renamed is None else folder.rename(renamed))

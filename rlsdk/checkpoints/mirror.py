@@ -50,11 +50,7 @@ class Mirror:
         self.notices: list[str] = []
 
     def begin(self, step: int | None) -> None:
-        """Start uploading.
-
-        Args:
-            step: Step that the run continues from; None for a new run.
-        """
+        """Start uploading; `step` is the one that the run continues from, None for a new run."""
         folder = self._plan.folder
         self._uploader = Uploader(
             folder,
@@ -119,11 +115,6 @@ class Mirror:
 @contextmanager
 def mirrored(plan: Plan, *, resume: bool | int, overwrite: bool) -> Iterator[Mirror | None]:
     """Lock the remote folder of a run whose `out` is a URL, and update its mirror; None for a local run.
-
-    Args:
-        plan: Plan of the run; its local folder is already locked.
-        resume: Download the newest intact checkpoint, or the one of this step, if this machine lacks it.
-        overwrite: Delete an earlier run at the URL.
 
     Raises:
         ConfigError: The URL is in use, already holds a run, or holds something other than a run.
@@ -299,14 +290,7 @@ def local_copy(run: str | Path, *, step: int | None = None, checkpoint: bool = T
 
 
 def _newest_intact(remote: RemoteFolder, uploaded: Sequence[Copy], scratch: Path, *, checkpoint: bool) -> Path:
-    """Download the newest intact checkpoint and return its folder; the oldest is downloaded without a check.
-
-    Args:
-        remote: Remote folder of the run.
-        uploaded: Its checkpoints, oldest first.
-        scratch: Parent folder of the downloads.
-        checkpoint: False to download only the run's own files.
-    """
+    """Download the newest intact checkpoint and return its folder; the oldest is downloaded without a check."""
     left = list(uploaded)
     while True:
         copy, folder = left.pop(), scratch / str(len(left))

@@ -50,14 +50,16 @@ class ScoredRow:
     given: float | None = None
 
 
-def read(file: str, response: str, columns: Columns, given: str | None = None) -> tuple[list[ScoredRow], list[str]]:
+def read(
+    file: str, response: str, given: str | None = None, **columns: str | None
+) -> tuple[list[ScoredRow], list[str]]:
     """Return the usable rows of a file, and why others cannot be used.
 
     Args:
         file: Parquet or JSON lines.
         response: Column of the responses.
-        columns: Columns of the tasks.
         given: Column of scores to compare with, if any.
+        **columns: Columns of the tasks, as in `Columns`.
 
     Raises:
         DataError: The file cannot be read.
@@ -67,7 +69,7 @@ def read(file: str, response: str, columns: Columns, given: str | None = None) -
         table = read_parquet(path) if is_parquet(path) else read_jsonl(path)
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error}") from error
-    reader = RowReader(columns=columns, wording=Wording())
+    reader = RowReader(columns=Columns(**columns), wording=Wording())
     stem = PurePosixPath(path).name.partition(".")[0]
     rows: list[ScoredRow] = []
     bad: list[str] = []
@@ -81,7 +83,7 @@ def read(file: str, response: str, columns: Columns, given: str | None = None) -
                 raise BadRowError(f"column {given!r} is named twice: it already contains the responses")
             score = None if given is None else _number(values, given)
             task = reader.task(values, f"{stem}:{index}", stem)
-            group = task.id if columns.id else (task.prompt, repr(task.answer), task.source)
+            group = task.id if columns.get("id") else (task.prompt, repr(task.answer), task.source)
             rows.append(ScoredRow(table.label(index), Rollout.from_text(task, answer), group, score))
         except BadRowError as error:
             bad.append(f"{table.label(index)}: {error}")

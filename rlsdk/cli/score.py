@@ -17,7 +17,6 @@ from rlsdk.cli.output import console
 from rlsdk.cli.parameters import plugin_files
 from rlsdk.contracts import RewardSpec, ScoringLimits
 from rlsdk.errors import ArgumentError, ConfigError, DataError, OptionError, PluginError
-from rlsdk.sources.rows import Columns
 
 
 @click.command()
@@ -94,7 +93,7 @@ def score(
             raise click.UsageError(f"{out} exists; choose another file, or replace it with --overwrite")
     with contextlib.redirect_stdout(sys.stderr):  # rewards may print; keep standard output for the summary
         scorer = _scorer(name, options, files, ScoringLimits(workers=workers, timeout=timeout))
-    rows, bad = offline.read(file, response, Columns(id=task, **columns), compare)
+    rows, bad = offline.read(file, response, compare, id=task, **columns)
     if not rows and not bad:
         raise DataError(f"{file} has no rows; expected parquet, or one JSON object per line")
     if bad and not skip_bad:

@@ -36,10 +36,6 @@ class Answers:
     def check_scores(self, limit: float, when: str) -> None:
         """Raise if too many answers could not be scored.
 
-        Args:
-            limit: Maximum share, `max_invalid`.
-            when: Name of the evaluation in the message.
-
         Raises:
             ScoringError: The share is greater; the message names tasks and causes.
         """
@@ -72,12 +68,7 @@ Produce = Callable[[Sequence[Task], Sampling, int, str], Awaitable[list[Group]]]
 
 
 def produced_by(generator: RolloutGenerator, context: RolloutContext) -> Produce:
-    """Return a function that creates groups with a generator.
-
-    Args:
-        generator: Runs the workflow and scores.
-        context: Context of the rollouts, whose sampling parameters are replaced.
-    """
+    """Return a function that creates groups with a generator; it replaces the sampling parameters of the context."""
 
     async def produce(tasks: Sequence[Task], sampling: Sampling, size: int, key: str) -> list[Group]:
         return await generator.produce(tasks, attrs.evolve(context, sampling=sampling), size, key)
@@ -109,13 +100,7 @@ async def evaluate(
 
 
 def evaluation_of(answers: Answers, samples: int, *, scored: bool = True) -> Evaluation:
-    """Compute accuracy and metrics of an evaluation.
-
-    Args:
-        answers: Groups of the evaluation.
-        samples: Sampled answers per task.
-        scored: True if the run has a reward; without one no accuracy is available.
-    """
+    """Compute accuracy and metrics of an evaluation."""
     answers = answers if scored else answers.unscored()
     accuracy, metrics = _metrics(answers.greedy, answers.sampled, samples)
     for source, (plainly, drawn) in by_source(answers.greedy, answers.sampled).items():
@@ -214,11 +199,7 @@ def scored_trajectories(groups: Sequence[Group]) -> list[list[Score]]:
 
 
 def trajectory_means(trajectories: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, float]:
-    """Average metrics over trajectories, each represented by the mean of its rollouts.
-
-    Args:
-        trajectories: Metrics of the rollouts of each trajectory; those that lack a metric do not count for it.
-    """
+    """Average metrics over the trajectories that have them, each represented by the mean of its rollouts."""
     names = sorted({name for rollouts in trajectories for metrics in rollouts for name in metrics})
     found = {name: [[m[name] for m in rollouts if name in m] for rollouts in trajectories] for name in names}
     return {name: _plain_mean([_plain_mean(values) for values in votes if values]) for name, votes in found.items()}

@@ -363,12 +363,7 @@ def _frame(environment: Any) -> np.ndarray | str | None:
 
 
 def save(frames: Sequence[np.ndarray | str], path: Path) -> Path:
-    """Save frames: pictures, uint8 `[height, width, 3]`, as an animation, texts one below another.
-
-    Args:
-        frames: Frames, all of one kind.
-        path: Target without a suffix.
-    """
+    """Save frames: pictures, uint8 `[height, width, 3]`, as an animation, texts one below another."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(frames[0], str):
         text = path.with_name(f"{path.name}.txt")

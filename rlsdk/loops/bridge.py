@@ -171,11 +171,7 @@ class UserLoop:
     """
 
     def __init__(self, blocked_seconds: float = BLOCKED_SECONDS) -> None:
-        """Prepare a loop.
-
-        Args:
-            blocked_seconds: Seconds without an iteration after which the log names the blocking code.
-        """
+        """Prepare a loop; code that blocks it for `blocked_seconds` is named in the log."""
         self._blocked_seconds = blocked_seconds
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()

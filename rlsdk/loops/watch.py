@@ -48,14 +48,7 @@ class LoopWatch:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, thread: threading.Thread, name: str, limit: float = BLOCKED_SECONDS
     ) -> None:
-        """Start watching, in a daemon thread.
-
-        Args:
-            loop: Loop to watch.
-            thread: Thread that runs it.
-            name: Name of the loop in warnings.
-            limit: Seconds without an iteration after which the loop counts as blocked.
-        """
+        """Start watching, in a daemon thread; the loop counts as blocked after `limit` seconds without an iteration."""
         self._loop, self._thread, self._name, self._limit = loop, thread, name, limit
         self.longest = 0.0, ""
         self._stalls: defaultdict[str, float] = defaultdict(float)

@@ -113,12 +113,7 @@ class ComputedBatch:
 
 
 def compute(dump: Dump, plan: Plan, gradients: Gradients | None = None) -> ComputedBatch:
-    """Compute a dumped batch.
-
-    Args:
-        dump: The batch.
-        plan: Plan with the algorithm.
-        gradients: Weights of a checkpoint, to compute logprobs missing from the file.
+    """Compute a dumped batch; logprobs that the file lacks are those of a checkpoint's weights, `gradients`.
 
     Raises:
         ConfigError: The algorithm reads a field that the file lacks.

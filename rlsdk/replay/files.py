@@ -256,12 +256,7 @@ class Recognised:
 
 
 def recognise(columns: Mapping[str, Any], framework: str | None = None) -> Recognised:
-    """Recognise the trainer that wrote a batch by its field names, and map them to rlsdk's names.
-
-    Args:
-        columns: Fields of the file.
-        framework: The trainer, if known; None for the first one with the most matching names.
-    """
+    """Recognise the trainer that wrote a batch by its field names, and map them to rlsdk's names."""
     found = {each: _named(columns, each) for each in FRAMEWORKS}
     chosen = framework or max(FRAMEWORKS, key=lambda each: (len(found[each]), _distinct(found, each)))
     names = found[chosen]

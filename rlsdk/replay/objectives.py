@@ -248,12 +248,10 @@ def described_bounds(low: float, high: float) -> str:
     return " and ".join(filter(None, ends)) or "nowhere"
 
 
-def clipped_losses(
-    advantages: np.ndarray, ratios: np.ndarray, low: float, high: float, dual: float = np.inf
-) -> np.ndarray:
-    """Return clipped surrogate losses: `max(-A·r, -A·clip(r))`, at most `-A·dual` for negative advantages."""
-    losses = np.maximum(-advantages * ratios, -advantages * np.clip(ratios, 1 - low, 1 + high))
-    return np.where((advantages < 0) & np.isfinite(dual), np.minimum(losses, -advantages * min(dual, 1e30)), losses)
+def clipped_losses(advantages: np.ndarray, ratios: np.ndarray, low: float, high: float) -> np.ndarray:
+    """Return clipped surrogate losses: `max(-A·r, -A·clip(r))`."""
+    losses: np.ndarray = np.maximum(-advantages * ratios, -advantages * np.clip(ratios, 1 - low, 1 + high))
+    return losses
 
 
 def kl_estimates(logprobs: np.ndarray, reference: np.ndarray) -> dict[str, np.ndarray]:

@@ -95,12 +95,12 @@ class TokenChat:
 
     @property
     def status(self) -> Status:
-        """Status of the last answer: finished, truncated or aborted."""
+        """See `Chat.status`."""
         return self._status
 
     @property
     def turns(self) -> int:
-        """Number of answers so far."""
+        """See `Chat.turns`."""
         return self._turn
 
     @property
@@ -109,23 +109,13 @@ class TokenChat:
         return self._sending().new_rollout
 
     def room(self) -> int:
-        """Return the maximum length of the next answer after unsent messages; 0 if none can be sampled."""
+        """See `Chat.room`; messages that were not sent yet count."""
         return max(0, self._context.max_length - self._sending().length(self._segment))
 
     def say(self, text: str | Sequence[Any], role: Role = "user", *, joined: bool = True) -> None:
-        """Append a message that the policy did not write.
+        """See `Chat.say`; a message that is not `joined` stays separate from a preceding one of the same role.
 
-        Consecutive messages of the same role are joined by the separator, so an environment's first observation joins
-        the prompt.
-
-        Args:
-            text: Text of the message or, for a vision model, its parts: strings, `rlsdk.Image`s, or OpenAI's mappings
-                (`{"type": "image", "image": …}`).
-            role: Role of the author.
-            joined: False to keep the message separate from a preceding one of the same role.
-
-        Raises:
-            ValueFault: The role or a part is unknown; assistant text comes from `sample`, with a prefill, or `write`.
+        Messages are joined by the separator, so an environment's first observation joins the prompt.
         """
         if role not in get_args(Role):
             raise ValueFault(f"say: role must be one of {', '.join(get_args(Role))}; got {role!r}")
@@ -133,16 +123,7 @@ class TokenChat:
         self._pending = None
 
     def tool_result(self, text: str, name: str = "", call_id: str = "") -> None:
-        """Append the result of a tool call.
-
-        Args:
-            text: Result of the tool, or its error.
-            name: Name of the tool.
-            call_id: Id of the call; default: the id of the last answer's next call.
-
-        Raises:
-            ValueFault: The result is not text.
-        """
+        """See `Chat.tool_result`."""
         if not isinstance(text, str):
             raise ValueFault(
                 f"tool_result: the result is {reprlib.repr(text)}; expected text, such as json.dumps gives"
@@ -153,20 +134,7 @@ class TokenChat:
     def offer(
         self, tools: Sequence[Mapping[str, Any]], *, describe: bool = False, parser: ToolParser | None = None
     ) -> bool:
-        """Make the renderer list tools for the policy.
-
-        Args:
-            tools: JSON schemas, `{"type": "function", "function": {"name": …, "description": …, "parameters": …}}`.
-            describe: If the renderer cannot list tools, append a message that describes them and how to call them.
-            parser: Call syntax in that message; default: the model's own.
-
-        Returns:
-            True if the renderer lists them; False without a chat template, or with one that does not support tools.
-
-        Raises:
-            ConfigError: No parser reads the calls that the renderer writes.
-            ValueFault: The policy has already answered.
-        """
+        """See `Chat.offer`; a parser must read the calls that the renderer writes."""
         if self._turn:
             raise ValueFault(f"task {self._prompt.task.id!r}: tools must be offered before the first answer")
         if self._plain or not self._context.codec.renderer.shows_tools(tools):
@@ -187,20 +155,10 @@ class TokenChat:
         top_logprobs: int = 0,
         watch: Watch | None = None,
     ) -> Message:
-        """Sample the next assistant message.
+        """See `Chat.sample`.
 
-        Args:
-            max_tokens: Maximum length of this message; default: the run's setting.
-            stop: Stop strings of this message, in place of the run's.
-            prefill: Text at the start of the message; it is not trained on.
-            top_logprobs: Number of most likely tokens to record per sampled token, in `answer`.
-            watch: Called with tokens while they are sampled, on the run's event loop.
-
-        Raises:
-            EngineError: The algorithm trains only on demonstrations, or the engine failed.
-            OutOfRoomError: The conversation fills the model's length.
-            ValueFault: It does so before the first answer, `max_tokens` is less than 1, or the conversation changed
-                while the answer was sampled.
+        The `top_logprobs` most likely tokens are recorded for each sampled one, in `answer`. `watch` is called with
+        tokens while they are sampled, on the event loop of the run.
         """
         client, codec = self._context.client, self._context.codec
         if max_tokens is not None and max_tokens < 1:
@@ -264,12 +222,7 @@ class TokenChat:
         return {"images": images, "image_positions": sending.image_positions(self._segment, token)}
 
     def take(self, completion: Completion, prefill: str = "") -> Message:
-        """Append an answer that was sampled outside of `sample`, as `sample` would.
-
-        Args:
-            completion: The answer.
-            prefill: Text at the start of the answer.
-        """
+        """Append an answer that was sampled outside of `sample`, as `sample` would."""
         text = self._context.codec.decode([completion.token_ids])[0]
         return self._take(self._sending(), prefill, Answer(completion, text, self._engine))
 
@@ -283,14 +236,7 @@ class TokenChat:
         return self._answer(answer.text, done.token_ids, prefill=prefill, ended=done.finish == "stop")
 
     def write(self, text: str) -> None:
-        """Append an expert's assistant message and its end token; it is trained on as if it were sampled.
-
-        Text beyond the model's length is cut off, as with the policy's answers.
-
-        Raises:
-            OutOfRoomError: The conversation fills the model's length.
-            ValueFault: It does so before the first answer.
-        """
+        """See `Chat.write`; text beyond the model's length is cut off, as with the policy's answers."""
         codec, room = self._context.codec, self.room()
         if room < 1:
             raise self._full()
@@ -314,19 +260,11 @@ class TokenChat:
         self._segment = Segment.of(sending.tokens)
 
     def calls(self, parser: ToolParser | None = None) -> tuple[Call | Malformed, ...]:
-        """Parse the tool calls in the last answer; its message then contains the valid ones.
-
-        Args:
-            parser: Parser of the calls; default: the model's own (`model.tool_parser`).
-        """
+        """See `Chat.calls`; the answer's message then contains the valid ones."""
         return self._talk.calls(parser, self._tools)
 
     def reward(self, value: float) -> None:
-        """Reward the last answer at its last sampled token; several rewards on one token add up.
-
-        Raises:
-            ValueFault: There is no answer yet, or the value is not a finite number.
-        """
+        """See `Chat.reward`; several rewards on one token add up."""
         where = f"task {self._prompt.task.id!r}: a reward"
         if not self._turn:
             raise ValueFault(f"{where} of {value} was given before anything was sampled")
@@ -336,28 +274,14 @@ class TokenChat:
         self._segment.rewards.append((self._segment.last, found))
 
     async def score(self) -> Score:
-        """Score the current rollout with the run's reward.
-
-        Raises:
-            ConfigError: The run has no reward.
-            DataError: The task cannot be scored.
-        """
+        """See `Chat.score`."""
         if self._scorer is None:
             raise ConfigError(["reward: none given, but the workflow scores an answer; name one"])
         scorer, rollout = self._scorer, self.finish()
         return await self._at_home(lambda: scorer(rollout))
 
     def world(self, environment: Use, seed: int, *, step_timeout: float = 30.0) -> EnvHandle:
-        """Open an environment for this rollout; `close` releases it.
-
-        Args:
-            environment: Environment component with its options.
-            seed: Seed of its episode.
-            step_timeout: Timeout of one call in seconds.
-
-        Raises:
-            TypeError: The environment is not a `Use`.
-        """
+        """See `Chat.world`."""
         if not isinstance(environment, Use):
             raise TypeError(
                 f"chat.world expects an rlsdk.Use, got {environment!r}: annotate the workflow's option `environment: "
@@ -402,7 +326,7 @@ class TokenChat:
         return self.finish(status="failed")
 
     def branch(self) -> TokenChat:
-        """Return an independent copy of the conversation with its own seed; this one does not change."""
+        """See `Chat.branch`; it has a seed of its own."""
         other = copy.copy(self)
         if self._seed is not None:
             other._seed = derive(self._seed, self._member, "branch", self._branches)
@@ -413,11 +337,9 @@ class TokenChat:
         return other
 
     def finish(self, **changes: Any) -> Rollout:
-        """Return the current rollout.
+        """See `Chat.finish`.
 
-        Args:
-            **changes: New values of fields such as `status` or `rewards`; `metrics` are merged with `turns` and
-                `tokens`. A partial answer that was aborted from outside stays `aborted`: it is resampled, not trained.
+        A partial answer that was aborted from outside stays `aborted`: it is resampled, not trained on.
         """
         if self._status == "aborted":
             changes["status"] = "aborted"
@@ -429,24 +351,14 @@ class TokenChat:
         return self._rollout(self._talk.messages, earned, **{"status": self._status, **changes, "metrics": metrics})
 
     def with_earlier(self, rollout: Rollout) -> list[Rollout]:
-        """Return the rollouts of a trajectory: those that ended when earlier text changed, then the given one.
-
-        Args:
-            rollout: Rollout that this conversation or a branch of it finished.
-        """
+        """Return the rollouts of a trajectory: those that ended when earlier text changed, then the given last one."""
         earlier = self._trajectories.get(rollout.trajectory, [])
         first = rollout.step - len(earlier)
         found = [attrs.evolve(r, trajectory=rollout.trajectory, step=first + i) for i, r in enumerate(earlier)]
         return [*found, rollout]
 
     def _rollout(self, messages: Sequence[Message], earned: Sequence[float] = (), **fields: Any) -> Rollout:
-        """Return the current segment; earlier rewards are placed on its first sampled token.
-
-        Args:
-            messages: Messages of the rollout.
-            earned: Rewards of earlier rollouts of the trajectory.
-            **fields: Fields that do not come from the conversation.
-        """
+        """Return the current segment; rewards `earned` in earlier ones are placed on its first sampled token."""
         arrays = self._segment.arrays(self._context.codec.image_token(messages))
         before = [(int(arrays["loss_mask"].argmax()), value) for value in earned]
         readable = tuple(map(self._context.codec.readable, messages))

@@ -84,12 +84,7 @@ class ChatTokenizer:
 
     @classmethod
     def of(cls, plan: Plan, tokenizer: Any = None) -> ChatTokenizer:
-        """Return the tokenizer of a plan's model, with the renderer and the tool parser that the plan names.
-
-        Args:
-            plan: The plan.
-            tokenizer: Its tokenizer, if already opened (`open_tokenizer`).
-        """
+        """Return the tokenizer of a plan's model, with the renderer and the tool parser that the plan names."""
         model = plan.model
         return cls(
             open_tokenizer(model) if tokenizer is None else tokenizer,
@@ -179,13 +174,7 @@ class ChatTokenizer:
     def prompt_tokens(
         self, messages: Sequence[Message], *, plain: bool, tools: Sequence[Mapping[str, Any]] = ()
     ) -> np.ndarray:
-        """Return the tokens before the first answer, int64 `[p]`.
-
-        Args:
-            messages: The conversation so far; nothing in it was sampled.
-            plain: True if the conversation started as text.
-            tools: JSON schemas of functions that the renderer shows.
-        """
+        """See `Renderer.prompt_tokens`; a conversation that is `plain` started as text."""
         if plain:
             self._refuse_images(messages)
             text = self.separator.join(m.text for m in messages if m.text)
@@ -202,21 +191,7 @@ class ChatTokenizer:
         ended: np.ndarray = NOTHING,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> np.ndarray | None:
-        """Return the tokens between the last answer and the next, int64 `[k]`: its end, new messages, the next header.
-
-        Args:
-            messages: The conversation.
-            new: Number of messages, from the end, that follow the last answer.
-            plain: True if the conversation started as text, so that answers have neither header nor end.
-            ended: Tokens of the last answer if it ended by itself; its sampled end tokens are not added again.
-            tools: JSON schemas of functions that the renderer shows.
-
-        Returns:
-            None if the renderer now changes earlier text: it drops the thoughts of answers, or moves messages or tools.
-
-        Raises:
-            ConfigError: The renderer rejects the messages, or rewrites earlier answers.
-        """
+        """See `Renderer.bridge_tokens`; a conversation that is `plain` started as text, without headers and ends."""
         later = messages[len(messages) - new :]
         if plain:
             self._refuse_images(later)

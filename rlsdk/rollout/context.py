@@ -85,12 +85,7 @@ class BridgedEnv:
     """Proxy for an environment on another event loop; the first `reset` opens it there."""
 
     def __init__(self, bridge: LoopBridge, open_env: Callable[[], EnvHandle]) -> None:
-        """Prepare an environment.
-
-        Args:
-            bridge: Bridge to the loop of the run.
-            open_env: Opens the environment; called on that loop, once.
-        """
+        """Prepare an environment that `open_env` opens on the loop of the run, once."""
         self._bridge, self._open = bridge, open_env
         self._env: EnvHandle | None = None
 

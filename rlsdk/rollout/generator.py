@@ -106,26 +106,11 @@ class RolloutGenerator:
         self._observer = observer
         self.run_again = 0
 
-    async def produce(
-        self, tasks: Sequence[Task], context: RolloutContext, group_size: int, key: str, step: int = -1
-    ) -> list[Group]:
-        """Return the groups of these tasks, in order.
-
-        Args:
-            tasks: Tasks to solve.
-            context: Tokenizer, engines and sampling parameters.
-            group_size: Rollouts per task.
-            key: Name of this batch, such as "eval greedy"; part of every seed.
-            step: Trainer step that the rollouts are for.
-
-        Raises:
-            DataError: A task cannot be used.
-            EngineError: Generation failed.
-        """
+    async def produce(self, tasks: Sequence[Task], context: RolloutContext, group_size: int, key: str) -> list[Group]:
+        """Return the groups of these tasks, in order; `key` names them together, such as "eval greedy"."""
         async with asyncio.TaskGroup() as running:
             groups = [
-                running.create_task(self.group(task, context, group_size, f"{key}/{i}", step))
-                for i, task in enumerate(tasks)
+                running.create_task(self.group(task, context, group_size, f"{key}/{i}")) for i, task in enumerate(tasks)
             ]
         return [group.result() for group in groups]
 
@@ -140,14 +125,8 @@ class RolloutGenerator:
     ) -> Group:
         """Sample and score the group of one task. Groups that start together send their requests in that order.
 
-        Args:
-            task: Task to solve.
-            context: Tokenizer, engines and sampling parameters.
-            group_size: Rollouts in the group.
-            key: Name of this group, its `uid`; part of every seed.
-            step: Trainer step that the rollouts are for.
-            before: Group that an aborted attempt left: its complete rollouts are kept, and a partial first answer is
-                continued if the client keeps partial rollouts.
+        Of the group `before`, which an aborted attempt left, complete rollouts are kept, and a partial first answer is
+        continued if the client keeps partial rollouts. Every seed depends on `key`, which is the group's `uid`.
 
         Raises:
             DataError: The task cannot be used.

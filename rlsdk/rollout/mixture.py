@@ -21,11 +21,7 @@ class Allocator:
     """
 
     def __init__(self, weights: Sequence[float]) -> None:
-        """Create an allocator.
-
-        Args:
-            weights: Weights of the sources, none negative, one positive.
-        """
+        """Create an allocator; no weight is negative, and one is positive."""
         self._weights = list(weights)
         self.carry = [0.0] * len(weights)
 
@@ -71,11 +67,7 @@ class TaskStreams:
     """Several task streams, with the share of each in a batch."""
 
     def __init__(self, sources: Sequence[Source]) -> None:
-        """Combine sources.
-
-        Args:
-            sources: Sources, with distinct names.
-        """
+        """Combine sources with distinct names."""
         self._sources = {source.name: source for source in sources}
         self._allocator = Allocator([source.weight for source in sources])
 
@@ -126,11 +118,7 @@ class TaskStreams:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore from `state()`; new sources start at the beginning.
-
-        Args:
-            state: State of each source, by name.
-        """
+        """Restore from `state()`; new sources start at the beginning."""
         for i, (name, source) in enumerate(self._sources.items()):
             then = state.get(name)
             if then is not None:

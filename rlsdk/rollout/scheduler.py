@@ -107,9 +107,6 @@ class RolloutScheduler:
 
         A failed step may be retried: it gets the same batch until the batch is settled.
 
-        Args:
-            step: Number of steps done.
-
         Returns:
             Records with their groups, at least one.
 
@@ -179,13 +176,7 @@ class RolloutScheduler:
     def settled(
         state: Mapping[str, Any], records: Sequence[TaskRecord], statuses: Sequence[TaskStatus]
     ) -> dict[str, Any]:
-        """Return a `state()` as it is after `settle`, for a trainer whose scheduler has ended with its process.
-
-        Args:
-            state: State right after the `take` of the records.
-            records: Taken records.
-            statuses: Final status of each record.
-        """
+        """Return the `state()` right after `take` as it is after `settle`, for a scheduler whose process has ended."""
         after = copy.deepcopy(dict(state))
         for record, status in zip(records, statuses, strict=True):
             after["on_the_way"][record.source].remove(record.position)
@@ -201,12 +192,7 @@ class RolloutScheduler:
         return [t for source in self._streams.names for t in self._ledger.records(source, TaskStatus.COMPLETED)]
 
     def restore(self, state: Mapping[str, Any], groups: Mapping[int, Group]) -> int:
-        """Restore from `state()`; return the number of unfinished tasks that are sampled again.
-
-        Args:
-            state: Result of `state`.
-            groups: Stored groups by record number; tasks without one are sampled again.
-        """
+        """Restore from `state()`; return the number of tasks that are sampled again, having no stored group."""
         self._requested = state["asked"]
         self._deficit |= {name: count for name, count in state.get("owed", {}).items() if name in self._deficit}
         self._ledger.restore(state["ended"])
@@ -236,17 +222,10 @@ class RolloutScheduler:
         return found
 
     async def pause(self, seconds: float = 0.0, *, again: float = AGAIN) -> int:
-        """Stop starting tasks, and end running ones; the next `take` restarts these from their partial groups.
+        """Stop starting tasks, and end running ones, whose number is returned; the next `take` continues them.
 
-        Sampling is interrupted, so that tasks finish with partial answers. Tasks that do not are cancelled and start
-        over.
-
-        Args:
-            seconds: Timeout after which unfinished tasks are cancelled.
-            again: Interval in seconds at which tasks that still run are interrupted again.
-
-        Returns:
-            Number of tasks that were running.
+        Sampling is interrupted, anew every `again` seconds, so that tasks finish with partial answers. Those that have
+        not finished within `seconds` are cancelled and start over.
         """
         self._paused = True
         running = list(self._running)

@@ -9,12 +9,7 @@ from rlsdk.types import Group
 
 
 def staleness(group: Group, step: int) -> int:
-    """Return the steps between a group's oldest weights and the step that would train on it; 0 without sampled tokens.
-
-    Args:
-        group: The group.
-        step: Number of steps done.
-    """
+    """Return the steps between a group's oldest weights and the step that trains on it; 0 without sampled tokens."""
     version = group.oldest_version
     return 0 if version is None else step - version
 

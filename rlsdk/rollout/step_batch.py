@@ -52,9 +52,6 @@ class StepBatch:
 
         The behaviour logprobs of tokens that were not sampled are the old logprobs or, without these, those of the
         policy that is being trained.
-
-        Args:
-            **labels: Name -> `[n]` array.
         """
         read = {n: v for n, v in self.fields.items() if n in UPDATE_FIELDS or n not in FORWARD}
         tokens, old = {**self.arrays.tokens, **read}, self.fields.get("logprobs")
@@ -270,11 +267,7 @@ def _image_mask(rollouts: Sequence[Rollout]) -> dict[str, np.ndarray]:
 
 
 def routing_metrics(batch: TrainBatch) -> dict[str, float]:
-    """Return the share of input tokens whose routed experts are unknown; empty without this field.
-
-    Args:
-        batch: Rollouts of a step. The model does not read the last token of a response.
-    """
+    """Return the share of input tokens whose routed experts are unknown; empty without this field."""
     routing = batch.context.get("routed_experts")
     if routing is None:
         return {}
@@ -306,12 +299,7 @@ def _inside(lengths: np.ndarray, starts: np.ndarray, responses: np.ndarray) -> n
 
 
 async def produce(batch: StepBatch, fields: Sequence[Field], *, in_thread: bool = True) -> StepBatch:
-    """Add the fields that plugins declare by calling their producers.
-
-    Args:
-        batch: Rollouts of a step.
-        fields: Fields in the order of their computation.
-        in_thread: True to call synchronous producers in a thread, so that they do not block the event loop.
+    """Add the fields that plugins declare by calling their producers, in a thread unless they are `async`.
 
     Raises:
         RunError: A producer raised, or did not return one finite number per response token.

@@ -137,13 +137,7 @@ class SampledStream(TaskStream):
     resized: ClassVar[str] = "the sampler knows tasks by their index, so it may take some for others"
 
     def __init__(self, sampler: TaskSampler, *args: Any, **options: Any) -> None:
-        """Create a stream.
-
-        Args:
-            sampler: Chooses the tasks.
-            *args: Arguments of `TaskStream`.
-            **options: Options of `TaskStream`.
-        """
+        """Create a stream; other arguments are those of `TaskStream`."""
         super().__init__(*args, **options)
         self._sampler = sampler
         self._open = np.ones(len(self), np.bool_)  # of prompts that are not known to be too long

@@ -45,11 +45,7 @@ class TaskLedger:
     """
 
     def __init__(self, sources: Sequence[str]) -> None:
-        """Create an empty ledger.
-
-        Args:
-            sources: Names of the sources, without duplicates.
-        """
+        """Create an empty ledger."""
         # Unfinished records by source, status and number, so that frequent queries need no search.
         self._live: dict[str, dict[TaskStatus, dict[int, TaskRecord]]] = {
             name: {state: {} for state in TaskStatus if state not in ENDS} for name in sources
@@ -63,13 +59,7 @@ class TaskLedger:
         self.wasted = 0
 
     def issue(self, source: str, task: Task, position: int = 0, number: int | None = None) -> TaskRecord:
-        """Add a record for a new task.
-
-        Args:
-            source: Name of its source.
-            task: The task.
-            position: Position of the task in the stream of its source.
-            number: Its number in the checkpoint being resumed; default: the next number.
+        """Add a record for a new task; `number` is the one that it has in the checkpoint being resumed.
 
         Raises:
             KeyError: There is no such source.
@@ -155,11 +145,6 @@ class TaskLedger:
 
         Running tasks stay within the target plus a reserve. The reserve is a share of the batch, so it does not shrink
         as the deficit closes.
-
-        Args:
-            source: Name of the source.
-            batch: Number of its groups in a batch.
-            oversample: Reserve, as a share of the batch; 0 for none.
         """
         counts = self.counts(source)
         reserve = math.ceil(batch * oversample) if counts.gap else 0

@@ -102,13 +102,7 @@ class Transcript:
         self.new, self.begun = self.new + 1, False
 
     def answer(self, text: str, token_ids: np.ndarray, prefill: str = "") -> Message:
-        """Append an answer; a prefill message that it continues becomes part of it.
-
-        Args:
-            text: Text of the tokens.
-            token_ids: The sampled tokens.
-            prefill: Text that was sent before them.
-        """
+        """Append an answer; a prefill message that it continues becomes part of it."""
         codec = self.codec
         if self.begun:
             self.shown.pop()
@@ -123,12 +117,7 @@ class Transcript:
         return message
 
     def calls(self, parser: ToolParser | None, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[Call | Malformed, ...]:
-        """Parse the calls in the last answer, and add the valid ones to its message.
-
-        Args:
-            parser: Syntax of the calls; None for the model's own.
-            tools: JSON schemas of the tools, which tell text arguments from others.
-        """
+        """Parse the calls in the last answer, and add the valid ones to its message."""
         answer, codec = self._answer, self.codec
         if answer is None:
             return ()

@@ -47,12 +47,7 @@ def train_tasks(plan: Plan) -> list[Sequence[Task]]:
 
 
 def steps_of(plan: Plan, tasks: Sequence[Sequence[Task]] | None = None) -> int:
-    """Return the number of steps of a run.
-
-    Args:
-        plan: The plan.
-        tasks: Tasks of its sources; by default, they are opened if their number matters.
-    """
+    """Return the number of steps of a run; its tasks are opened if their number matters and they are not given."""
     if plan.config.steps is not None:
         return plan.config.steps
     count = sum(map(len, train_tasks(plan) if tasks is None else tasks))
@@ -70,10 +65,6 @@ class Parts:
 
 def examined(plan: Plan, *, trains: bool = True) -> tuple[Sequence[Sequence[Task]], Rehearsal]:
     """Check everything that can be checked before the start; return the tasks and the rehearsal's notes.
-
-    Args:
-        plan: Checked plan.
-        trains: True for a program that has a learner.
 
     Raises:
         RlsdkError: A check failed; nothing was started.

@@ -276,15 +276,7 @@ def standard_callbacks(
     own: Iterable[Callback] = (),
     before_saving: Iterable[Callback] = (),
 ) -> list[Callback]:
-    """Return the callbacks of a run, in their order.
-
-    Args:
-        console: Console for progress.
-        observers: Trackers and observing plugins.
-        store: Rollout store; None if rollouts are not kept.
-        own: The user's callbacks, which run after evaluation and before logging and saving.
-        before_saving: Callbacks that run after logging and before a checkpoint is saved.
-    """
+    """Return the callbacks of a run, in their order: `own` are the user's; `before_saving` run after logging."""
     from rlsdk.trainer.observing import Diagnosing, Logging
 
     storage = None if store is None else RolloutStorage(store)

@@ -225,15 +225,7 @@ def credit_inputs(
     train_steps: int = 1,
     reward_weights: Mapping[str, float] | None = None,
 ) -> CreditInputs:
-    """Return the inputs of shaping and advantage: the required fields, and the optional ones in `needs`.
-
-    Args:
-        batch: Rollouts of a step.
-        needs: Fields that the components declared.
-        train_step: Number of completed training steps.
-        train_steps: Number of training steps of the run.
-        reward_weights: Name of a part of the reward -> its weight.
-    """
+    """Return the inputs of shaping and advantage: the required fields, and the optional ones in `needs`."""
     found = {k: torch.from_numpy(np.array(v)) for k, v in batch.fields.items() if k in needs}
     optional: dict[str, Any] = {name: value for name, value in found.items() if name in FORWARD}
     token_rewards = _token_rewards(batch)
@@ -340,12 +332,6 @@ def train_critic(
     """Take an optimiser step of the critic alone per minibatch; return its metrics as `LearnerHandle.update` does.
 
     This is the update of a step before the actor is trained.
-
-    Args:
-        learner: All ranks of the learner.
-        batch: Rollouts of a training step, with `returns` and the critic's `values`.
-        minibatches: Indices of the rollouts (int64) of each optimiser step.
-        step: Training steps completed.
     """
     found, trained, updates = MetricAccumulator(), batch.trained_tokens, len(minibatches)
     found.add(_SKIPPED, 0.0)  # a count: steps add to the sum, not to the weight

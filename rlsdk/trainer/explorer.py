@@ -130,16 +130,7 @@ class Explorer:
         return {n: streams[source].at(position) for n, (source, position) in places.items() if source in streams.names}
 
     async def restore(self, version: int, state: Mapping[str, Any], groups: Mapping[int, Group]) -> tuple[int, int]:
-        """Restore from `snapshot().state`.
-
-        Args:
-            version: Number of steps done.
-            state: State of a snapshot.
-            groups: Record number -> stored group; tasks of records without one are sampled again.
-
-        Returns:
-            Number of groups restored, and number of tasks that are sampled again.
-        """
+        """See `Rollouts.restore`."""
         self._done = version
         self._streams.restore(state["tasks"])
         self._maker.restore(state.get("rewards", {}))
@@ -186,12 +177,7 @@ class Explorer:
         self._done += 1
 
     async def publish(self, learner: WeightSender, version: int, *, updated: bool) -> float:
-        """Publish new weights to the engines, compare both, and return the canary's gap in nats.
-
-        Raises:
-            CanaryError: Engine and learner disagree.
-            EngineError: An engine failed.
-        """
+        """See `Rollouts.publish`."""
         async with nullcontext() if self._plan.config.rollout.in_flight else self._maker.held():
             return await self.engines.publish(learner, version, self._canary, updated=updated)
 
@@ -201,11 +187,7 @@ class Explorer:
             await self.engines.sleep()
 
     async def evaluate(self) -> Evaluation:
-        """Evaluate the engines' current weights.
-
-        Raises:
-            ScoringError: The share of answers that could not be scored exceeds `max_invalid`.
-        """
+        """See `Rollouts.evaluate`."""
         section = self._plan.config.eval
 
         async def produce(tasks: Sequence[Task], sampling: Sampling, size: int, key: str) -> list[Group]:

@@ -89,12 +89,7 @@ class ReplayBuffer:
         return {each["number"]: (each["source"], each["position"]) for each in state} if self._count else {}
 
     def restore(self, state: Sequence[Mapping[str, Any]], groups: Mapping[int, Group]) -> None:
-        """Restore the buffer from `state()`.
-
-        Args:
-            state: From `state`.
-            groups: Groups that are available, by number; those missing are not trained on again.
-        """
+        """Restore the buffer from `state()`; groups that are missing are not trained on again."""
         known = {each["number"]: each for each in state if each["number"] in groups and self._count}
         self._held = [ReplayedGroup(**known[n], group=groups[n]) for n in sorted(known)]
 
@@ -133,14 +128,7 @@ def newly_trained(
 def entries_of(
     records: Sequence[TaskRecord], statuses: Sequence[TaskStatus], step: int, batch: StepBatch | None
 ) -> list[Entry]:
-    """Return the store entries of a batch's groups after a step has settled them.
-
-    Args:
-        records: Records of the tasks, each with its group.
-        statuses: Final status of each record.
-        step: Step that settled them.
-        batch: Rollouts that were trained on, with the learner's fields; None if there were none.
-    """
+    """Return the store entries of a batch's groups after a step has settled them."""
     learned = {} if batch is None else learned_tokens(batch)
     return [
         Entry(

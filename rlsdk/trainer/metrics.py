@@ -23,9 +23,7 @@ TO_OLD = ("actor/ratio", "actor/ratio_max", "actor/kl_to_old", "actor/kl_to_beha
 def as_numbers(metrics: Mapping[str, Any], giver: str) -> dict[str, float | None]:
     """Return metrics as plain numbers; NumPy scalars and one-element tensors are converted.
 
-    Args:
-        metrics: Name -> number, or None if unavailable.
-        giver: Origin of the metrics, for the error message.
+    `giver` names their origin in errors.
 
     Raises:
         RunError: A metric is not a number.
@@ -56,12 +54,7 @@ def step_line(metrics: Mapping[str, Any], giver: str) -> dict[str, float | None]
 
 
 def with_reported(metrics: Mapping[str, float], reported: Mapping[str, float], giver: str) -> dict[str, float]:
-    """Return the trainer's metrics of a step together with those that its learner reported.
-
-    Args:
-        metrics: The trainer's own metrics.
-        reported: The learner's.
-        giver: Origin of the learner's, for the error message.
+    """Return the trainer's metrics of a step together with those that its learner, the `giver`, reported.
 
     Raises:
         RunError: The learner reported a name of the trainer's.
@@ -207,9 +200,7 @@ def term_spreads(trajectories: Sequence[Sequence[Score]]) -> dict[str, float]:
 def dead_share(groups: Sequence[Group], separate: Collection[str] = ()) -> dict[str, float]:
     """Return the share of groups whose scored trajectories all got equal rewards; empty for groups of one.
 
-    Args:
-        groups: Groups of a step.
-        separate: Parts of the reward that must all be equal; empty to compare the sums.
+    The parts of the reward in `separate`, if any, must each be equal; otherwise, the sums.
     """
 
     def rewards(scores: Sequence[Score]) -> list[float]:
@@ -223,25 +214,14 @@ def dead_share(groups: Sequence[Group], separate: Collection[str] = ()) -> dict[
 
 
 def raw_metrics(groups: Sequence[Group], separate: Collection[str] = ()) -> dict[str, float]:
-    """Return reward and accuracy before filters: means over the scored trajectories of all sampled groups.
-
-    Args:
-        groups: All sampled groups.
-        separate: As in `reward_metrics`.
-    """
+    """Return reward and accuracy before filters: means over the scored trajectories of all sampled groups."""
     found = reward_metrics(groups, scored=True, separate=separate)
     names = {"reward/mean": "raw/reward", "accuracy/mean": "raw/accuracy", "groups/dead": "raw/groups_dead"}
     return {raw: found[name] for name, raw in names.items() if name in found}
 
 
 def source_metrics(groups: Sequence[Group], *, scored: bool, separate: Collection[str] = ()) -> dict[str, float]:
-    """Return workflow metrics, rewards and accuracy per source, if there are several: `source/NAME/…`.
-
-    Args:
-        groups: Groups of a step.
-        scored: As in `reward_metrics`.
-        separate: As in `reward_metrics`.
-    """
+    """Return workflow metrics, rewards and accuracy per source, if there are several: `source/NAME/…`."""
     return {
         f"source/{source}/{name}": value
         for source, (own,) in by_source(groups).items()
@@ -261,11 +241,7 @@ def source_shares(groups: Sequence[Group]) -> dict[str, float]:
 def update_metrics(batch: StepBatch, step: int, *, recomputed: bool, ahead: bool) -> dict[str, float]:
     """Return metrics of the sampled tokens that a step trained on: advantages, logprob gap, staleness, routing, critic.
 
-    Args:
-        batch: Rollouts of the step, as the update read them.
-        step: Number of steps done before it.
-        recomputed: True if the old logprobs are the learner's own.
-        ahead: True if rollouts run ahead of training.
+    The gap is that of `recomputed` old logprobs; the share per staleness is that of a run `ahead` of training.
     """
     tokens, count = batch.arrays.tokens, batch.sampled_tokens
     trained, versions = batch.arrays.loss_mask[:count], tokens["policy_versions"][:count]

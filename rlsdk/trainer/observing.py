@@ -233,12 +233,7 @@ class ShowSamples(Callback):
     """Print a few rollouts after each step, one line each: prompt, response, reward."""
 
     def __init__(self, console: Console, count: int) -> None:
-        """Create a callback that prints to a console.
-
-        Args:
-            console: Console to print to.
-            count: Number of rollouts per step, each from a different group, spread evenly over the batch.
-        """
+        """Create a callback that prints `count` rollouts per step, each from another group, spread over the batch."""
         self._console, self._count = console, count
 
     async def after_step(self, trainer: Trainer, metrics: Metrics) -> None:

@@ -77,12 +77,7 @@ class RunRecord:
     reported: bool = False
 
     def finish(self, summary: dict[str, Any], samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-        """Take the summary of the training. It is reported when everything has ended or, if `by_hand`, at once.
-
-        Args:
-            summary: Summary of the training.
-            samples: Sample answers of the evaluations, for the report.
-        """
+        """Take the summary of the training. It is reported when everything has ended or, if `by_hand`, at once."""
         self.summary, self.samples = summary, samples
         if self.by_hand:
             self.report()
@@ -123,12 +118,7 @@ class RunRecord:
             raise RunError(summary["error"])
 
     def end(self, status: str, summary: Mapping[str, Any]) -> None:
-        """Record the end of the run in its folder, and report it to all observers.
-
-        Args:
-            status: "finished", "interrupted" or "failed".
-            summary: Summary of the run.
-        """
+        """Record the end of the run in its folder, and report it to all observers."""
         try:
             actors.mark_ended(self.plan.folder, status)
         except (OSError, RunError) as error:  # a disk that is full or read-only must not hide why the run ended
@@ -177,13 +167,7 @@ def open_run(
 ) -> Iterator[RunRecord]:
     """Open a run for one-program training, or for the trainer of two programs: folder, log, rollout store, Ray.
 
-    Args:
-        plan: Checked configuration.
-        resume: Continue from the newest intact checkpoint, or from the one of a step.
-        overwrite: Delete an earlier run in the same folder.
-        allow_changes: Resume even if settings have changed that affect the training.
-        console: Console for progress; None: standard error.
-        rehearsed: Result of the reward rehearsal, for the log.
+    The options are those of `rlsdk.train`; `rehearsed` is the result of the reward rehearsal, for the log.
 
     Raises:
         RunError: Another run is open in this program, or the run failed.
@@ -280,11 +264,7 @@ def _kept(checkpoints: Checkpoints) -> str:
 def _end_failed(record: RunRecord, error: BaseException, cause: BaseException, *, ours: bool) -> None:
     """Write the summary and report of a run that an exception ended; errors here are only logged.
 
-    Args:
-        record: The run.
-        error: Exception that ended it.
-        cause: Its cause, which is about to be raised.
-        ours: False if another program has taken over the run's folder, so that nothing may be written there.
+    Nothing is written to a folder that is not `ours` any more, since another program has taken it over.
     """
     log.debug("the run failed: %s", cause, exc_info=error)  # the caller gets the error itself
     if record.reported:

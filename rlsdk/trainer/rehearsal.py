@@ -168,9 +168,7 @@ async def _faults(plan: Plan, path: str, part: RewardTerm, rollouts: Sequence[Ro
         if not any(score.valid for score in scores):  # a reward for groups is called once, and may fail occasionally
             scores = await scorer.score_group(rollouts)
         if any(score.valid for score in scores):
-            return (
-                [f"{path}: {text}" for text in await _compares(part, scorer, rollouts)] if _may_be_split(part) else []
-            )
+            return [f"{path}: {text}" for text in await _compares(part, scorer, rollouts)]
     except DataError as error:
         raise ConfigError([f"{path}: {part.rule.name!r}: {error}{_columns(task)}"]) from error
     finally:
@@ -191,13 +189,11 @@ def _columns(task: Task) -> str:
     return f"; the task has no answer: if one of its other columns ({names}) holds it, set columns: {{answer: …}}"
 
 
-def _may_be_split(part: RewardTerm) -> bool:
-    component = component_of(part.reward)
-    return component is not None and component.batch is True and batch_of(part.reward) is True
-
-
 async def _compares(part: RewardTerm, scorer: Scorer, rollouts: Sequence[Rollout]) -> list[str]:
-    """Return a fault if batched scores differ from single ones although both are repeatable."""
+    """Return a fault if a list, which may be split, is scored differently from its items, both repeatably."""
+    component = component_of(part.reward)
+    if component is None or component.batch is not True or batch_of(part.reward) is not True:
+        return []
 
     async def together() -> list[float]:
         return [score.value for score in await scorer.score_group(rollouts)]

@@ -91,11 +91,6 @@ def finished_before(plan: Plan, resume: bool | int, steps: int) -> dict[str, Any
 
     None if anything is left to do, or if other settings are given, with which the run would not have ended like this.
 
-    Args:
-        plan: Checked configuration.
-        resume: Continue from the newest intact checkpoint, or from the one of a step; False for a new run.
-        steps: Number of steps of the run.
-
     Raises:
         ConfigError: The checkpoint to continue from is of a later step than the last one.
         CheckpointError: Every checkpoint is damaged.
@@ -129,14 +124,7 @@ def finished_before(plan: Plan, resume: bool | int, steps: int) -> dict[str, Any
 def prepare_folder(
     plan: Plan, checkpoints: Checkpoints, *, resume: bool | int, overwrite: bool, allow_changes: bool
 ) -> Prepared:
-    """Create a run's folder, or find the checkpoint to resume from.
-
-    Args:
-        plan: The plan.
-        checkpoints: Checkpoints in the folder.
-        resume: Continue from the newest intact checkpoint, or from the one of this step; newer ones are set aside.
-        overwrite: Delete an earlier run in the same folder.
-        allow_changes: Resume even if settings or code have changed that affect the training.
+    """Create a run's folder, or find the checkpoint to resume from; the options are those of `rlsdk.train`.
 
     Raises:
         ConfigError: The folder holds a run with finished steps, or the run to resume had different settings.
@@ -192,13 +180,6 @@ def _compare_checkpoint(
     plan: Plan, checkpoints: Checkpoints, step: int, data: Mapping[str, str], *, allow_changes: bool
 ) -> tuple[list[str], list[str]]:
     """Compare ranks, base models, data files and plugin code with those at a checkpoint, before anything is changed.
-
-    Args:
-        plan: The plan.
-        checkpoints: Checkpoints in the run's folder.
-        step: Step of the checkpoint to resume from.
-        data: Fingerprints of the data files.
-        allow_changes: Accept other base models, data and code.
 
     Returns:
         The code that the plan replaces, and log lines on accepted changes.

@@ -53,13 +53,7 @@ def write_checkpoint(trainer: Trainer, state: dict[str, Any], *, last: bool) -> 
 
 
 async def restore(trainer: Trainer, step: int, store: RolloutStore | None) -> None:
-    """Restore a trainer, its rollouts, learner and rollout store from a checkpoint.
-
-    Args:
-        trainer: Trainer that has not trained yet.
-        step: Step of the checkpoint.
-        store: Rollout store with the groups that the checkpoint refers to; None if rollouts are not kept.
-    """
+    """Restore a trainer, its rollouts, learner and rollout store from a checkpoint."""
     state = trainer.checkpoints.read(step)
     replay, kept = state.get("replay", ()), state["production"].get("kept", ())
     await asyncio.to_thread(trainer.learner.load, trainer.checkpoints.path(step) / LEARNER)

@@ -67,13 +67,7 @@ class LearningMonitor:
     _steps: int = attrs.field(default=0, init=False)
 
     def note(self, metrics: Mapping[str, float], *, taught: bool, role: TrainedRole = "actor") -> None:
-        """Count a step.
-
-        Args:
-            metrics: Metrics of the step.
-            taught: True if the step taught something.
-            role: Main model that the step trained; the critic during its warm-up.
-        """
+        """Count a step; `role` is the main model that it trained, the critic during its warm-up."""
         self.taught += taught
         self.empty = 0 if taught else self.empty + 1
         self.solved = not taught and metrics.get("accuracy/mean") == 1
@@ -112,13 +106,7 @@ class LearningMonitor:
 
 
 def teaches(batch: StepBatch, metrics: Mapping[str, float], role: TrainedRole = "actor") -> bool:
-    """Return True if a step's rollouts taught the learner anything.
-
-    Args:
-        batch: Rollouts that the learner trained on.
-        metrics: Metrics of its updates.
-        role: Model that must have learned; the critic, which learns from returns, while it warms up.
-    """
+    """Return True if a step's rollouts taught the model `role` anything; a critic learns from returns."""
     if skips_all(metrics, role):
         return False
     if metrics.get(f"{role}/grad_norm") == 0:  # the weights did not change, whatever the advantages are

@@ -90,12 +90,7 @@ class StepTimer(Timer):
         self._generated = await self._generating() - began
 
     async def stop(self, taken: Mapping[str, float], run: RunTimes) -> dict[str, float]:
-        """Return the metrics of the step's time, memory and devices, and add its times to those of the run.
-
-        Args:
-            taken: Metrics of the step's rollouts.
-            run: Times of the run.
-        """
+        """Return the metrics of the step's time, memory and devices, and add its times to those of the run."""
         wall = self.wall
         (learner_before, rollouts_before), (learner, rollouts) = self._before, await self._counters()
         before, now = _inside(learner_before, rollouts_before), _inside(learner, rollouts)
@@ -161,14 +156,10 @@ def decode_rates(
 def time_metrics(
     phases: Mapping[str, float], wall: float, spent: Mapping[str, float], *, generated: float, ahead: bool
 ) -> dict[str, float]:
-    """Return the time metrics of a step.
+    """Return the time metrics of a step, from what `StepTimer` and the actors have measured in it.
 
-    Args:
-        phases: Seconds of each phase; `take` is part of `produce`, and `learn` overlaps others.
-        wall: Seconds of the step.
-        spent: Seconds inside engines and learner, tokens and decode steps of this step.
-        generated: Seconds inside the engines while the learner worked.
-        ahead: True if rollouts run ahead of training.
+    Of its phases, `take` is part of `produce`, and `learn` overlaps others. While the learner worked, engines spent
+    `generated` seconds.
     """
     shown = {name: seconds for name, seconds in phases.items() if name not in ("take", "learn")}
     metrics = {

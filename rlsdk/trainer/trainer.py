@@ -212,13 +212,7 @@ class Trainer:
 
     @classmethod
     def of_run(cls, record: RunRecord, parts: Parts, callbacks: Iterable[Callback] = ()) -> Self:
-        """Create the trainer of an open run.
-
-        Args:
-            record: The open run.
-            parts: Started rollouts and learner.
-            callbacks: The user's callbacks.
-        """
+        """Create the trainer of an open run."""
         beside: list[Callback] = [LeavingNodes(parts.learner)]
         if record.plan.config.profile.steps:
             beside.append(Profiling(parts.learner))

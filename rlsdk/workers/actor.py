@@ -123,12 +123,7 @@ class RolloutWorkerActor(RunActor):
         return super().identity()
 
     async def take(self, serial: int, commands: Sequence[Command]) -> None:
-        """Execute the commands of a message.
-
-        Args:
-            serial: Number of the message, from 0. Ray may deliver messages out of order.
-            commands: Commands, in order.
-        """
+        """Execute the commands of a message; Ray may deliver them in another order than that of `serial`, from 0."""
         self._early[serial] = commands
         self._proceed()
 
@@ -240,21 +235,6 @@ class _Relay(logging.Handler):
         self._send(Spent(actor, name, begin, end, counts))
 
 
-@attrs.frozen(kw_only=True)
-class WorkerEvents:
-    """Callbacks of a worker, each with the worker as its first argument.
-
-    Attributes:
-        answered: Called with the number of a command and its answer.
-        noticed: Called with unsolicited notices.
-        lost: Called once with the error that ended its process or that its code raised.
-    """
-
-    answered: Callable[[RolloutWorker, int, Any], None]
-    noticed: Callable[[RolloutWorker, Notice], None]
-    lost: Callable[[RolloutWorker, Exception], None]
-
-
 class RolloutWorker:
     """Client of one worker actor.
 
@@ -267,11 +247,27 @@ class RolloutWorker:
         gone: True once it has died or was ended.
     """
 
-    def __init__(self, rank: int, actor: Any, events: WorkerEvents) -> None:
-        """Create a client; the actor may still be starting."""
+    def __init__(
+        self,
+        rank: int,
+        actor: Any,
+        *,
+        answered: Callable[[RolloutWorker, int, Any], None],
+        noticed: Callable[[RolloutWorker, Notice], None],
+        lost: Callable[[RolloutWorker, Exception], None],
+    ) -> None:
+        """Create a client; the actor may still be starting.
+
+        Args:
+            rank: Number of the worker.
+            actor: Its handle.
+            answered: Called with the number of a command and its answer.
+            noticed: Called with unsolicited notices.
+            lost: Called once with the error that ended its process or that its code raised.
+        """
         self.rank, self.load, self.leaving, self.gone = rank, 0, False, False
         self.counters = MakerCounters()
-        self.actor, self._events = actor, events
+        self.actor, self._answered, self._noticed, self._lost = actor, answered, noticed, lost
         self._serial = itertools.count()
         self._outbox: list[Command] = []
         self._confirmations: dict[int, asyncio.Future[None]] = {}
@@ -316,7 +312,7 @@ class RolloutWorker:
         except Exception as error:  # noqa: BLE001 - the commands cannot be pickled, and none was sent
             orders = [command for command in commands if isinstance(command, Make)]
             fault = task_fault((each.order.task for each in orders), cloudpickle.dumps)
-            self._events.lost(self, fault or error)
+            self._lost(self, fault or error)
 
     async def _listen(self) -> None:
         """Receive answers until the worker is gone."""
@@ -325,17 +321,17 @@ class RolloutWorker:
                 self._hear(report)
         except Exception as error:  # noqa: BLE001 - whoever waits for this worker gets it
             if not self.gone:
-                self._events.lost(self, error if died(error) else cause_of(error))  # type: ignore[arg-type]
+                self._lost(self, error if died(error) else cause_of(error))  # type: ignore[arg-type]
 
     def _hear(self, report: WorkerReport) -> None:
         self.counters = report.counters
         for notice in report.notices:
-            self._events.noticed(self, notice)
+            self._noticed(self, notice)
         for number, answer in report.answers:
             if number in self._confirmations:
                 self._confirm(number)
             else:
-                self._events.answered(self, number, answer)
+                self._answered(self, number, answer)
 
     def _confirm(self, number: int) -> None:
         confirmation = self._confirmations.pop(number)

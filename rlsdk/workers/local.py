@@ -141,13 +141,7 @@ def local_maker(
 ) -> Iterator[LocalMaker]:
     """Context manager: create the group maker of a plan in this process, with scorer and environments.
 
-    Args:
-        plan: The plan.
-        codec: Tokenizer of its model.
-        engines: Handles of ready engine actors, by rank; without any, one of several processes gets a client to which
-            engines are added later.
-        observer: Called with each training rollout, its score and step; None without observers.
-        share: Part that this process makes; default: all.
+    Without `engines`, one of several processes gets a client to which they are added later.
     """
     share = share or RolloutShare()
     logs, config = plan.folder / "logs", plan.config

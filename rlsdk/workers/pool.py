@@ -7,6 +7,7 @@ import itertools
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from rlsdk.errors import DataError, EngineError, RunError, described
 from rlsdk.isolation.watching import note
 from rlsdk.rollout.generator import Observer
 from rlsdk.rollout.scheduler import Pausable, UnfinishedError
-from rlsdk.workers.actor import RolloutWorker, WorkerEvents
+from rlsdk.workers.actor import RolloutWorker
 from rlsdk.workers.orders import (
     Admit,
     Cancel,
@@ -85,11 +86,11 @@ class RolloutWorkerPool:
             observer: Called with each new training rollout, its score and step; None without an observer.
         """
         self._start, self._observer = start, observer
-        self._events = WorkerEvents(answered=self._answer, noticed=self._notice, lost=self._lose)
+        self._worker = partial(RolloutWorker, answered=self._answer, noticed=self._notice, lost=self._lose)
         self._numbers, self._incarnations = itertools.count(), itertools.count()
         self._engines = {rank: (next(self._incarnations), actor) for rank, actor in enumerate(engines)}
         self._samples = bool(engines)
-        self._workers = {rank: RolloutWorker(rank, actor, self._events) for rank, actor in enumerate(started)}
+        self._workers = {rank: self._worker(rank, actor) for rank, actor in enumerate(started)}
         self._unannounced = set(self._workers)
         self._starts = dict.fromkeys(self._workers, 1)
         self._failures = ActorFailures("rollout worker", most, logs)
@@ -333,7 +334,7 @@ class RolloutWorkerPool:
             else:
                 self.fail(RunError(f"rollout worker {rank} did not start: {described(cause_of(error))}"))
             return
-        self._workers[rank] = worker = RolloutWorker(rank, actor, self._events)
+        self._workers[rank] = worker = self._worker(rank, actor)
         self._unannounced.add(rank)
         self._ready(worker)
         log.info("rollout worker %d is ready", rank)

@@ -29,12 +29,6 @@ def group_maker(
 ) -> Iterator[LocalMaker | RolloutWorkerPool]:
     """Provide the group maker of a plan: this process, or rollout workers, which end with the block.
 
-    Args:
-        plan: Plan of the run.
-        codec: Tokenizer of its model.
-        engines: Handles of ready engine actors, by rank.
-        observer: Called with each new training rollout, its score and step; None without an observer.
-
     Raises:
         RlsdkError: A worker did not start.
     """

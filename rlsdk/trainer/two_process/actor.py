@@ -202,11 +202,6 @@ class ExplorerActor(RunActor):
     async def answer(self, settled: Settled, method: str, *arguments: Any) -> ExplorerAnswer:
         """Apply what the trainer has settled since its last call, then call a method of the explorer for it.
 
-        Args:
-            settled: Batches settled since the last call.
-            method: `about` or a method of `Rollouts`; some of these return more to another program.
-            *arguments: Arguments of the method.
-
         Raises:
             Exception: The method failed, or the explorer did not start.
         """

@@ -51,10 +51,7 @@ class ExplorerRegistry:
         self._tried: set[str] = set()
 
     async def meet(self, ending: Callable[[], bool] = lambda: False) -> Any:
-        """Wait for a new explorer that can work for this trainer, and return its actor.
-
-        Args:
-            ending: Returns True once the run was asked to end.
+        """Wait for a new explorer that can work for this trainer, unless the run is `ending`; return its actor.
 
         Raises:
             NoRolloutsError: The run was asked to end, or no explorer connected in time.
