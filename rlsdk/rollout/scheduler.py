@@ -224,8 +224,8 @@ class RolloutScheduler:
     async def pause(self, seconds: float = 0.0, *, again: float = AGAIN) -> int:
         """Stop starting tasks, and end running ones, whose number is returned; the next `take` continues them.
 
-        Sampling is interrupted, anew every `again` seconds, so that tasks finish with partial answers. Those that have
-        not finished within `seconds` are cancelled and start over.
+        Sampling is interrupted, and once more every `again` seconds, so that tasks finish with partial answers. Those
+        that have not finished within `seconds` are cancelled and start over.
         """
         self._paused = True
         running = list(self._running)
