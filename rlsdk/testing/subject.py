@@ -160,7 +160,13 @@ def fault_of(component: Component) -> Fault | None:
     """Return why a component cannot be called by its kind's convention; None if it can."""
     kind, obj = component.kind, component.obj
     if kind in PROTOCOLS:
-        return _lacks(obj, PROTOCOLS[kind])
+        fault = _lacks(obj, PROTOCOLS[kind])
+        if fault is not None and kind == "environment" and hasattr(obj, "action_space"):
+            return fault[0], (
+                f"{fault[1]}; register an environment of Gymnasium, and play it without changes as {{use: gymnasium, "
+                "id: 'MODULE:NAME-v0'}, or load it in a marked class: rlsdk.load('environment', 'gymnasium', id=…)"
+            )
+        return fault
     if kind == "algorithm":
         return _no_algorithm(obj)
     if kind == "tasks":
@@ -208,31 +214,41 @@ def _lacks(obj: Any, protocol: type) -> Fault | None:
     """Return the fault of a class that must have all members of a protocol."""
     if not inspect.isclass(obj):
         return f"a class with the methods of {protocol.__name__}", f"a function {obj.__name__}"
-    for name, member in vars(protocol).items():
-        if not name.startswith("_"):
-            fault = _lacks_member(obj, name, member)
-            if fault is not None:
-                return fault
-    return None
+    members = {name: member for name, member in vars(protocol).items() if not name.startswith("_")}
+    missing = [_described(name, member) for name, member in members.items() if _is_missing(obj, name, member)]
+    if missing:
+        return " and ".join(missing), "none" if len(missing) == 1 else "none of these"
+    methods = {name: member for name, member in members.items() if inspect.isfunction(member)}
+    return next(filter(None, (_misfits(obj, name, method) for name, method in methods.items())), None)
 
 
-def _lacks_member(cls: type, name: str, member: Any) -> Fault | None:
-    held = inspect.getattr_static(cls, name, None)
+def _is_missing(cls: type, name: str, member: Any) -> bool:
+    is_property = attrs.has(cls) and not inspect.isfunction(member)
+    is_field = is_property and name in {field.name for field in attrs.fields(cls)}
+    return inspect.getattr_static(cls, name, None) is None and not is_field
+
+
+def _described(name: str, member: Any) -> str:
     if not inspect.isfunction(member):
-        is_field = attrs.has(cls) and name in {field.name for field in attrs.fields(cls)}
-        return None if held is not None or is_field else (f"a property {name}", "none")
-    prefix = "async " if inspect.iscoroutinefunction(member) else ""
-    if held is None:
-        return f"a method {prefix}{_written(name, member)}", "none"
-    function = getattr(cls, name)
-    if not prefix and inspect.iscoroutinefunction(function) and member.__qualname__.partition(".")[0] != "Environment":
+        return f"a property {name}"
+    return f"a method {'async ' if inspect.iscoroutinefunction(member) else ''}{_written(name, member)}"
+
+
+def _misfits(cls: type, name: str, member: Callable[..., Any]) -> Fault | None:
+    """Return the fault of a method that cannot be called as that of the protocol."""
+    is_async, function = inspect.iscoroutinefunction(member), getattr(cls, name)
+    if (
+        not is_async
+        and inspect.iscoroutinefunction(function)
+        and member.__qualname__.partition(".")[0] != "Environment"
+    ):
         return f"a method {_written(name, member)}, which is called without await", "async def"
-    if prefix and not inspect.iscoroutinefunction(function):
-        return f"a method async {_written(name, member)}", "one that is not async"
+    if is_async and not inspect.iscoroutinefunction(function):
+        return _described(name, member), "one that is not async"
     parameters = inspect.signature(member).parameters.values()
     arguments = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
     keywords = dict.fromkeys(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
-    bound = arguments if inspect.isfunction(held) else arguments[1:]
+    bound = arguments if inspect.isfunction(inspect.getattr_static(cls, name)) else arguments[1:]
     return _unbindable(function, bound, keywords, f"{cls.__name__}.{name}")
 
 

@@ -722,6 +722,39 @@ def test_signatures_are_read():
     assert failed(Half)["contract"].expected.startswith("a method start(self, model")
 
 
+def test_all_missing_methods_are_named_at_once():
+    @rlsdk.tracker("half")
+    class Half:
+        """Only logs."""
+
+        def log(self, step, metrics):
+            """Do nothing."""
+
+    fault = failed(Half)["contract"]
+    assert fault.expected == "a method open(self, run) and a method close(self)"
+    assert fault.got == "none of these"
+
+
+def test_an_environment_of_gymnasium_is_answered_with_how_it_is_played():
+    gymnasium = pytest.importorskip("gymnasium")
+
+    @rlsdk.environment("box")
+    class Box(gymnasium.Env):
+        """Moves along a line."""
+
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            """Begin."""
+
+        def step(self, action):
+            """Move."""
+
+    fault = failed(Box)["contract"]
+    assert fault.expected == "Box.reset to be callable as (self, seed)"
+    assert "{use: gymnasium, id: 'MODULE:NAME-v0'}" in fault.got
+
+
 def test_a_report_counts():
     report = check_plugin(PLUGINS[LAB], "broken_lab", kind="kl")
     assert not report.conforms
