@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import reprlib
+
 import pytest
 
 from rlsdk.contracts import RewardSpec
 from rlsdk.errors import ValueFault
-from rlsdk.scoring.outcome import as_score, combine
+from rlsdk.scoring.outcome import as_score, as_scores, combine
 from rlsdk.types import Score, Task
 
 
@@ -152,3 +154,10 @@ def test_the_answer_is_that_of_the_first_part_that_tells_one():
     assert combine(parts).answer == ""
     parts += [(RewardSpec("right"), Score(0.0, answer="7")), (RewardSpec("text"), Score(0.0, answer="seven"))]
     assert combine(parts).answer == "7"
+
+
+@pytest.mark.parametrize("result", [1.0, None, "10", b"10", {1.0, 0.0}, {"a": 1.0, "b": 0.0}, (x for x in (1, 0))])
+def test_what_is_no_list_scores_none_of_the_rollouts(result):
+    first, second = as_scores(result, 2)
+    assert first == second and not first.valid
+    assert first.reason == f"it returned {reprlib.repr(result)}; expected a list of 2 scores"
