@@ -76,6 +76,8 @@ def replay(
         except yaml.YAMLError as error:
             raise ArgumentError([f"--algorithm: {algorithm!r} is not YAML: {' '.join(str(error).split())}"]) from error
         dump = dump_of(recognise(read_columns(file), framework), rewards=rewards, group_size=group_size)
+        if checkpoint is not None and not dump.has_ids:
+            raise ArgumentError([f"--checkpoint: {file} holds no token ids, whose logprobs a model could compute"])
         plan = replay_plan(chosen, settings, files, width=dump.width)
         gradients = None
         if checkpoint is not None:
@@ -160,8 +162,8 @@ def _place(first: Mapping[str, Any] | None) -> str:
 def _brief(value: Any) -> str:
     if value is None or isinstance(value, float):
         return _number(value)
-    return f"{value['mean']:.4g} ({value['least']:.4g} to {value['greatest']:.4g})"
+    return f"{value['mean']:z.4g} ({value['least']:z.4g} to {value['greatest']:z.4g})"
 
 
 def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.6g}"
+    return "–" if value is None else f"{value:z.6g}"

@@ -92,8 +92,10 @@ def _json(path: Path) -> Any:
         whole = json.loads(text)
     except ValueError:
         return [_row(path, number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-    values = whole.values() if isinstance(whole, dict) else ()
-    return whole if isinstance(whole, list) or any(isinstance(v, list | dict) for v in values) else [whole]
+    if not isinstance(whole, dict):
+        return whole
+    is_rollout = any(name in whole and not isinstance(whole[name], list) for name in _PER_ROLLOUT)
+    return [whole] if is_rollout or not any(isinstance(v, list | dict) for v in whole.values()) else whole
 
 
 def _row(path: Path, number: int, line: str) -> dict[str, Any]:
@@ -234,6 +236,8 @@ NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "texts": {"verl": ("output",), "trl": ("completion",), "slime": ("response",), "openrlhf": ("responses",)},
 }
 """rlsdk's field -> trainer -> its names, preferred one first."""
+_PER_ROLLOUT = [name for field in ("scores", "rewards", "groups") for names in NAMES[field].values() for name in names]
+"""Names whose value is a list in a batch, and not in a single rollout."""
 IGNORED = frozenset({"step", "mode", "index", "rollout_id", "rank", "num_items_in_batch", "total_lengths", "truncated"})
 """Names of numeric columns that are not rewards."""
 

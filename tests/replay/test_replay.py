@@ -136,6 +136,15 @@ def test_rollouts_of_verl_as_json_lines_have_rewards_and_no_tokens(plan: Plan, t
     assert any("no logprobs were recorded" in note for note in found["notes"])
 
 
+def test_a_single_rollout_as_json_lines_is_one_row(plan: Plan, tmp_path: Path) -> None:
+    file = tmp_path / "one.jsonl"
+    said = {"prompt": [{"role": "user", "content": "q"}], "completion": [{"role": "assistant", "content": "a"}]}
+    file.write_text(json.dumps({**said, "reward": 0.5}) + "\n")
+    found = replayed(plan, read_columns(file))
+    assert (found["framework"], found["rollouts"]) == ("trl", 1)
+    assert stage(found, "rewards")["ours"]["mean"] == 0.5
+
+
 def test_completions_of_trl_differ_by_their_eps(plan: Plan, tmp_path: Path) -> None:
     file = tmp_path / "completions_00003.parquet"
     theirs = SIGNS * 0.5 / (0.5**0.5 + 1e-4)
@@ -562,6 +571,20 @@ def test_the_command_prints_json_alone_and_a_table_for_people(tmp_path: Path) ->
     assert wrong.exit_code == 2
     assert "unknown algorithm 'gpro'" in wrong.output
     assert run.invoke(root, ["replay", str(tmp_path / "none.pt")]).exit_code != 0
+
+
+def test_zeros_are_shown_without_a_sign(tmp_path: Path) -> None:
+    file = tmp_path / "one.npz"
+    np.savez(file, **{name: value[:1] for name, value in verl(loss=None).items() if np.ndim(value)})
+    shown = CliRunner().invoke(root, ["replay", str(file)])
+    assert (shown.exit_code, "0 (0 to 0)" in shown.output, "-0 " in shown.output) == (0, True, False), shown.output
+
+
+def test_a_model_is_refused_for_a_file_without_tokens(tmp_path: Path) -> None:
+    file = tmp_path / "7.jsonl"
+    file.write_text('{"input": "q", "output": "x", "score": 1.0}\n')
+    refused = CliRunner().invoke(root, ["replay", str(file), "--checkpoint", str(MODEL)])
+    assert (refused.exit_code, "holds no token ids" in refused.output) == (2, True)
 
 
 @pytest.mark.slow
