@@ -19,8 +19,7 @@ from pathlib import Path
 from curves import ROOT, about_now, table
 
 from rlsdk.reporting.estimates import Estimate
-from rlsdk.sweeps.results import EVALUATED
-from rlsdk.sweeps.running import Interrupted, RunOutcome, train_all
+from rlsdk.sweeps.running import EVALUATED, Interrupted, RunOutcome, train_all
 from rlsdk.sweeps.runs import SweepRun
 from rlsdk.sweeps.tournament import Standing, standings, suite_tasks, tournament_of
 

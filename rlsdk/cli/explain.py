@@ -15,7 +15,7 @@ from rich.text import Text
 
 from rlsdk.cli.lazy import WRONG_INPUT
 from rlsdk.cli.output import borderless, console, show, wrapped
-from rlsdk.cli.parameters import SettingsCommand, config_and_settings, json_output, plugin_files
+from rlsdk.cli.parameters import FiniteRange, SettingsCommand, config_and_settings, json_output, plugin_files
 from rlsdk.cluster.gpus import GPUMap, GPUNode, parse_nodes
 from rlsdk.cluster.placement import gpu_map
 from rlsdk.components import brief
@@ -40,7 +40,12 @@ from rlsdk.readiness.tasks import PlanFinding
     metavar="GPUS[xNODES],…",
     help="Show which process gets which GPU on these nodes; 8x4 means four nodes with eight GPUs each.",
 )
-@click.option("--gpu-memory", type=float, metavar="GIB", help="Plan for GPUs with this much memory, in GiB.")
+@click.option(
+    "--gpu-memory",
+    type=FiniteRange(0, min_open=True),
+    metavar="GIB",
+    help="Plan for GPUs with this much memory, in GiB.",
+)
 @click.option("--memory/--no-memory", "with_memory", default=True, help="Estimate the memory of the run.")
 @json_output
 def explain(

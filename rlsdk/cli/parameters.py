@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -41,6 +42,17 @@ class RunPath(click.ParamType[str]):
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Complete folders in the shell."""
         return [CompletionItem(incomplete, type="dir")]
+
+
+class FiniteRange(click.FloatRange):
+    """A range of numbers; click's own lets NaN pass, and infinity where it has no limit."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Read a number, and refuse one that is not finite."""
+        found = float(super().convert(value, param, ctx))
+        if not math.isfinite(found):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return found
 
 
 class SettingsCommand(click.Command):

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from rlsdk.cli.parameters import SettingsCommand, json_output, plugin_files
+from rlsdk.cli.parameters import FiniteRange, SettingsCommand, json_output, plugin_files
 from rlsdk.errors import ArgumentError
 from rlsdk.plurals import counted
 from rlsdk.replay.files import FRAMEWORKS
@@ -34,7 +34,7 @@ from rlsdk.replay.files import FRAMEWORKS
 @click.option("--checkpoint", metavar="DIR", help="Also compute logprobs and weight gradients with this model.")
 @click.option(
     "--tolerance",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     metavar="NUMBER",
     default=1e-5,
     show_default=True,

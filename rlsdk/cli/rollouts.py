@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from rlsdk.cli.parameters import RunPath
+from rlsdk.cli.parameters import FiniteRange, RunPath
 from rlsdk.errors import ValueFault
 
 SHOWN = ("step", "source", "task", "rollout", "state", "uses", "reward", "status", "tokens")
@@ -35,7 +35,7 @@ _MOST, _LEAST, _GAP = 400, 20, 2
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     default=60.0,
     show_default=True,
     metavar="SECONDS",

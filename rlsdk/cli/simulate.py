@@ -11,7 +11,7 @@ import attrs
 import click
 
 from rlsdk.cli.output import console
-from rlsdk.cli.parameters import SettingsCommand, config_and_settings, json_output, plugin_files
+from rlsdk.cli.parameters import FiniteRange, SettingsCommand, config_and_settings, json_output, plugin_files
 from rlsdk.errors import ArgumentError, ConfigError, ValueFault
 from rlsdk.plurals import counted
 
@@ -35,7 +35,7 @@ COLUMNS = ("", "step", "95 % below", "staleness", "engines idle", "learner idle"
 @click.option("--gpus", metavar="N,…", help="GPU counts to divide between engines and learner, such as 8,64,1024.")
 @click.option(
     "--learner-share",
-    type=click.FloatRange(0, 1),
+    type=FiniteRange(0, 1),
     metavar="SHARE",
     default=0.25,
     show_default=True,

@@ -16,8 +16,7 @@ from rlsdk.cli.output import borderless, show
 from rlsdk.cli.parameters import SettingsCommand, plugin_files
 from rlsdk.plurals import counted
 from rlsdk.reporting.estimates import Estimate
-from rlsdk.sweeps.results import Failure, ResultRow, missing_metric
-from rlsdk.sweeps.running import RunOutcome
+from rlsdk.sweeps.running import Failure, ResultRow, RunOutcome, missing_metric
 
 if TYPE_CHECKING:
     from rlsdk.config import Plan
@@ -58,8 +57,8 @@ def sweep(
     folder NAME-sweep of `out`. Repeating the command keeps finished runs and resumes the others. The exit status is 1
     if a run failed.
     """
-    from rlsdk.sweeps.results import as_json as plain
-    from rlsdk.sweeps.results import check_metric, default_metric, failures_of, require_metric, rows_of, write
+    from rlsdk.sweeps.running import as_json as plain
+    from rlsdk.sweeps.running import check_metric, default_metric, failures_of, require_metric, rows_of, write
     from rlsdk.sweeps.runs import sweep_of
 
     folder, runs, plans = sweep_of(config, settings, files, seeds=seeds)

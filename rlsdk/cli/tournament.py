@@ -15,7 +15,7 @@ from rlsdk.cli.output import borderless, show
 from rlsdk.cli.parameters import SettingsCommand, plugin_files
 from rlsdk.cli.sweep import estimate_text, tell_failures, train_runs
 from rlsdk.plurals import counted
-from rlsdk.sweeps.results import EVALUATED
+from rlsdk.sweeps.running import EVALUATED
 from rlsdk.sweeps.tournament import Standing
 
 
@@ -61,7 +61,7 @@ def tournament(
     if a run failed.
     """
     from rlsdk.sweeps import tournament as room
-    from rlsdk.sweeps.results import check_metric, failures_of, require_metric, write
+    from rlsdk.sweeps.running import check_metric, failures_of, require_metric, write
     from rlsdk.sweeps.tournament import suite_tasks
 
     algorithms, settings = room.parted(entries)

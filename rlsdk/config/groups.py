@@ -11,6 +11,7 @@ from rlsdk.types import Group, Rollout, Score, Task
 
 if TYPE_CHECKING:
     from rlsdk.batch import CreditInputs
+    from rlsdk.config.plan import Plan
 
 GROUPS = 8
 """Number of groups in a trial batch, and the largest group size to try."""
@@ -18,6 +19,28 @@ MOST_TRIED = 1024
 """Largest trial group: a greater `group_size` behaves alike, and would take long."""
 REWARDS = (0.0, 1.0, 0.25, 0.75)
 """Rewards of the rollouts in a trial batch, repeated in this order."""
+
+
+def learning_faults(plan: Plan) -> list[str]:
+    """Report parts of a plan that together leave nothing to learn, though each is valid."""
+    algorithm, size, resolve = plan.algorithm, plan.config.group_size, plan.plugins.resolve
+    loss, filters = resolve(plan.loss.policy_loss), [resolve(each) for each in plan.filters]
+    faults: list[str] = []
+    # A group may be too small to learn from, but demonstrations are learned from in any group.
+    if algorithm.rollouts != "demonstrations":
+        sampled = algorithm.rollouts == "sampled"  # otherwise there are other learning signals
+        advantage = resolve(plan.advantage) if sampled or algorithm.critic else None
+        faults += group_faults(size, advantage if sampled else None, filters)
+        one_answer = plan.plugins.component(plan.workflow).one_answer
+        if sampled and (one_answer or not filters) and not faults:
+            faults += pair_faults(size, loss, filters) if one_answer else []
+            orders = plan.plugins.component(plan.buffer).reads_rewards
+            faults += [] if orders else reward_faults(size, advantage, loss, filters)
+        if algorithm.critic:
+            faults += critic_faults(advantage)
+    if not faults and algorithm.top_entropy_quantile is not None:
+        faults += entropy_faults(loss, algorithm.rollouts)
+    return faults
 
 
 def group_faults(size: int, advantage: Any, filters: Iterable[Any]) -> list[str]:

@@ -11,7 +11,7 @@ import attrs
 from rlsdk.components import Use, component_of
 from rlsdk.config import defaults
 from rlsdk.config.foreign import explained
-from rlsdk.config.groups import critic_faults, entropy_faults, group_faults, pair_faults, reward_faults
+from rlsdk.config.groups import learning_faults
 from rlsdk.config.paths import resolve_paths
 from rlsdk.config.plan import (
     NORMED,
@@ -71,6 +71,8 @@ def check(source: Source, overrides: Sequence[str] = (), plugins: Sequence[str |
         resolver.check_loosely(tree)
         raise ConfigError(explained(source, tree, faults))
     plan = resolver.plan(values, tree)
+    if plan is not None:
+        faults += learning_faults(plan)
     if faults or plan is None:
         raise ConfigError(explained(source, tree, faults))
     return plan
@@ -208,7 +210,7 @@ class _Resolver:
         if algorithm.aggregate == NORMED and algorithm.norm is None:
             algorithm = attrs.evolve(algorithm, norm=float(config.sampling.max_tokens))
         self.check_evaluated(config, eval_workflow, rewards)
-        self.check_together(config, algorithm, workflow, rewards, parts)
+        self.check_together(config, algorithm, workflow, rewards)
         found = {name: reference for name, reference in single.items() if reference is not None}
         apart = self.apart(config, algorithm, single["learner"])
         if self.faults or workflow is None or eval_workflow is None or len(found) < len(single):
@@ -321,7 +323,6 @@ class _Resolver:
         algorithm: AlgorithmDefaults,
         workflow: ComponentRef | None,
         rewards: Sequence[RewardPart],
-        parts: Mapping[str, Any],
     ) -> None:
         """Find faults of values and components that are valid alone, but not together."""
         readers = [] if config.reward or rewards or workflow is None else reward_readers(self.chosen)
@@ -338,20 +339,6 @@ class _Resolver:
                 for p in rewards
                 if memory_of(self.plugins.resolve(p.reference)) is not None
             ]
-        # A group may be too small to learn from, but demonstrations are learned from in any group.
-        if not self.faults and algorithm.rollouts != "demonstrations":
-            advantage = self.plugins.resolve(parts["advantage"]) if algorithm.rollouts == "sampled" else None
-            filters = [self.plugins.resolve(each) for each in parts["filters"]]
-            self.faults += group_faults(config.group_size, advantage, filters)
-            if advantage is not None and (one_answer or not filters) and not self.faults:
-                loss = self.plugins.resolve(parts["policy_loss"])
-                self.faults += pair_faults(config.group_size, loss, filters) if one_answer else []
-                orders = any(p.component.kind == "buffer" and p.component.reads_rewards for p in self.chosen)
-                self.faults += [] if orders else reward_faults(config.group_size, advantage, loss, filters)
-            if algorithm.critic:
-                self.faults += critic_faults(self.plugins.resolve(parts["advantage"]))
-        if not self.faults and algorithm.top_entropy_quantile is not None:
-            self.faults += entropy_faults(self.plugins.resolve(parts["policy_loss"]), algorithm.rollouts)
 
     def trackers(self, uses: Sequence[Use]) -> tuple[ComponentRef, ...]:
         """Resolve the trackers that a run names, without a second one that would write its metrics.jsonl."""

@@ -72,6 +72,14 @@ LEAST: dict[str, float] = {
 """Path -> minimum."""
 MOST = {"rollout.oversample": 1000}
 """Path -> maximum; `LARGEST` for the other paths of `LEAST`."""
+_SECONDS = {
+    "scoring.timeout": "",
+    "watchdog.warn": "",
+    "watchdog.end": "or null for never; ",
+    "watchdog.busy": "or null for any time; ",
+    "watchdog.learner_busy": "or null for any time; ",
+}
+"""Path of a time limit -> what its message says of null."""
 LARGEST = 2**63 - 1
 """Largest integer that arrays and databases hold."""
 LEAST_RESOURCE = 0.0001
@@ -245,19 +253,12 @@ def _sizes(config: Config) -> list[tuple[bool, str]]:
             or (bool(config.tasks.train) and not any(each.weight for each in config.tasks.train)),
             f"tasks.train: expected weights of at least 0, not all 0; got {[e.weight for e in config.tasks.train]}",
         ),
-        (config.scoring.timeout <= 0, f"scoring.timeout: seconds above 0, got {config.scoring.timeout}"),
-        (config.watchdog.warn <= 0, f"watchdog.warn: seconds above 0, got {config.watchdog.warn}"),
-        (
-            config.watchdog.end is not None and config.watchdog.end <= 0,
-            f"watchdog.end: seconds above 0, or null for never; got {config.watchdog.end}",
-        ),
-        (
-            config.watchdog.busy is not None and config.watchdog.busy <= 0,
-            f"watchdog.busy: seconds above 0, or null for any time; got {config.watchdog.busy}",
-        ),
-        (
-            config.watchdog.learner_busy is not None and config.watchdog.learner_busy <= 0,
-            f"watchdog.learner_busy: seconds above 0, or null for any time; got {config.watchdog.learner_busy}",
+        *(
+            (
+                (seconds := value_at(config, path)) is not None and seconds <= 0,
+                f"{path}: seconds above 0, {more}got {seconds}",
+            )
+            for path, more in _SECONDS.items()
         ),
         *_profile(config),
         (not 0 <= share <= 1, f"max_invalid: a share between 0 and 1, got {share}"),

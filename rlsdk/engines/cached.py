@@ -18,7 +18,7 @@ from transformers import AutoConfig
 from rlsdk.contracts import ActorSpec, Model, Request, Weights
 from rlsdk.conversion import from_checkpoint, policy_class, shapes
 from rlsdk.engines.checks import check_names, checked
-from rlsdk.engines.layers import check_layers, token_bytes
+from rlsdk.engines.memory import check_layers, token_bytes
 from rlsdk.engines.rows import RunningRows
 from rlsdk.engines.slots import See, Slots, prefill, use_attention
 from rlsdk.errors import EngineError

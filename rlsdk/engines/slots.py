@@ -15,7 +15,7 @@ from transformers.cache_utils import CacheLayerMixin, DynamicLayer, LinearAttent
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from rlsdk.engines.layers import KINDS, layer_kinds
+from rlsdk.engines.memory import KINDS, layer_kinds
 from rlsdk.vision import offsets
 
 

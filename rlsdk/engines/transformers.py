@@ -14,8 +14,7 @@ from rlsdk.contracts import ActorSpec, Completion, Finish, MemoryUse, Model, Req
 from rlsdk.engines.checks import check_images, check_known, check_requests
 from rlsdk.engines.continuation import StopStrings
 from rlsdk.engines.copying import copy_parts, held_parts, layout_of
-from rlsdk.engines.layers import check_layers
-from rlsdk.engines.memory import transformers_memory
+from rlsdk.engines.memory import check_layers, transformers_memory
 from rlsdk.engines.pretrained import end_ids, open_tokenizer
 from rlsdk.engines.rows import EndTable, Pending, room
 from rlsdk.errors import EngineError, ValueFault

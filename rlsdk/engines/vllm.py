@@ -13,7 +13,7 @@ import numpy as np
 
 from rlsdk.contracts import ActorSpec, Adapter, Completion, Finish, Model, Request, Sampled, Weights
 from rlsdk.conversion import trained_shapes
-from rlsdk.engines import vllm_arguments
+from rlsdk.engines import vllm_options
 from rlsdk.engines.checks import (
     check_images,
     check_known,
@@ -116,7 +116,7 @@ class Vllm(VllmOptions):
         vision = Vision(model)
         images = vision.usable
         self._vision = vision if images else None
-        arguments = vllm_arguments.engine_arguments(
+        arguments = vllm_options.engine_arguments(
             model, place, self, self._adapter, routing=self._returns_routing, latent=latent, images=images
         )
         with LazyZeros() if place.device == "cpu" and arguments["enforce_eager"] else nullcontext():
@@ -125,7 +125,7 @@ class Vllm(VllmOptions):
             self._llm.collective_rpc("rlsdk_remove_rendezvous")
         self._llm.set_weight_version("0")
         if self._adapter is not None:
-            vllm_arguments.load_blank_adapter(self._llm)
+            vllm_options.load_blank_adapter(self._llm)
 
     def add(self, requests: Sequence[Request]) -> None:
         """Admit requests in this order, or none if one of them cannot be generated.
@@ -147,9 +147,9 @@ class Vllm(VllmOptions):
         ids = request.prompt_ids.tolist()
         prompt: Any = tokens_input(ids)
         if self._vision is not None and request.images:
-            prompt = vllm_arguments.prompt_with_images(request, self._vision)
+            prompt = vllm_options.prompt_with_images(request, self._vision)
         room = self._model.max_length - len(ids)
-        parent = self._process(prompt, vllm_arguments.sampling_params(request.sampling, room, self._ends))
+        parent = self._process(prompt, vllm_options.sampling_params(request.sampling, room, self._ends))
         for index in range(request.n):
             child = copy(parent)
             child.request_id = self._next_id()
@@ -161,7 +161,7 @@ class Vllm(VllmOptions):
 
     def _process(self, prompt: Any, params: Any) -> Any:
         tasks = self._llm.get_supported_tasks()
-        adapter = None if self._adapter is None else vllm_arguments.adapter_request()
+        adapter = None if self._adapter is None else vllm_options.adapter_request()
         return self._llm.input_processor.process_inputs("", prompt, params, tasks, lora_request=adapter)
 
     def _next_id(self) -> str:
@@ -264,7 +264,7 @@ class Vllm(VllmOptions):
         """
         self._prepare(weights.version, weights.adapter)
         if self._adapter is not None:
-            vllm_arguments.load_adapter(self._llm, weights)
+            vllm_options.load_adapter(self._llm, weights)
         else:
             tied = bool(self._llm.model_config.hf_config.get_text_config().tie_word_embeddings)
             weights = with_tied_head(weights, tied)

@@ -1,22 +1,243 @@
-"""Options of the engine `vllm`, and what they imply before vLLM starts: faults, memory, environment variables."""
+"""Options of the engine `vllm`, what they imply before vLLM starts, and the arguments of vLLM that they become."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import attrs
 
-from rlsdk.contracts import ActorSpec, Adapter, MemoryUse, Model
+from rlsdk.contracts import ActorSpec, Adapter, MemoryUse, Model, Request, Sampling, Weights
 from rlsdk.engines import vllm_model
 from rlsdk.engines.memory import vllm_memory
 from rlsdk.engines.pretrained import positions
-from rlsdk.engines.vllm_arguments import OWNED, adapter_arguments
-from rlsdk.errors import OptionError
+from rlsdk.errors import EngineError, OptionError
+from rlsdk.isolation.scratch import scratch_folder
 from rlsdk.limits import Count, above, at_most
+from rlsdk.seeds import mix
+from rlsdk.vision import Vision
+from rlsdk.weights import from_weights
+
+OWNED = {
+    "model": "model.path",
+    "dtype": "model.dtype",
+    "max_model_len": "model.max_length",
+    "trust_remote_code": "model.trust_remote_code",
+    "seed": "the run's seed",
+    "logprobs_mode": "rlsdk itself: logprobs are those of the distribution sampled from",
+    "async_scheduling": "rlsdk itself: a token's weight version must be that of the weights that sampled it",
+    "worker_extension_cls": "rlsdk itself",
+    "scheduler_cls": "rlsdk itself",
+    "distributed_executor_backend": "rlsdk itself",
+    "data_parallel_size": "placement.engines, each of which holds a model",
+    "skip_tokenizer_init": "rlsdk itself",
+    "enable_sleep_mode": "placement.colocate",
+    "enable_lora": "learner.lora",
+    "max_lora_rank": "learner.lora.rank",
+    "enable_return_routed_experts": "a correction such as routing_replay",
+}
+"""Engine arguments that `args` may not set, with what sets them; engine options are checked separately."""
+_EXECUTOR = "rlsdk.engines.vllm_classes.TensorParallelExecutor"
+
+
+def engine_arguments(
+    model: Model,
+    place: ActorSpec,
+    options: VllmOptions,
+    adapter: Adapter | None = None,
+    *,
+    routing: bool = False,
+    latent: bool = False,
+    images: bool = False,
+) -> dict[str, Any]:
+    """Return fields for vLLM's `EngineArgs`.
+
+    Args:
+        model: Model to generate with.
+        place: Placement of the engine.
+        options: The engine's options; its `args` override the rest.
+        adapter: Shape of the adapters that the engine will receive; None for whole models.
+        routing: True to return routed experts.
+        latent: True if the model uses latent attention, as DeepSeek-V3 does; matters only on a CPU.
+        images: True if the model reads images.
+    """
+    cpu = place.device == "cpu"
+    found: dict[str, Any] = {
+        "model": model.path,
+        "dtype": model.dtype,
+        "max_model_len": model.max_length,
+        "trust_remote_code": model.trust_remote_code,
+        "skip_tokenizer_init": True,
+        "seed": mix(place.seed, place.rank) % 2**31,
+        "logprobs_mode": "processed_logprobs",
+        "max_num_seqs": options.max_num_seqs,
+        "max_num_batched_tokens": max(options.max_num_batched_tokens, options.max_num_seqs),
+        "enforce_eager": cpu if options.enforce_eager is None else options.enforce_eager,
+        "enable_prefix_caching": True,
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+        # Each step then returns its own tokens, and none is running while weights are replaced.
+        "async_scheduling": False,
+        "worker_extension_cls": "rlsdk.engines.vllm_worker.WorkerExtension",
+        "scheduler_cls": "rlsdk.engines.vllm_classes.DecodeScheduler",
+    }
+    if adapter is not None:
+        found |= adapter_arguments(adapter)
+    if routing:
+        found["enable_return_routed_experts"] = True
+    if images:
+        found |= _IMAGE_ARGUMENTS
+    if cpu:
+        found |= _for_cpu(latent=latent)
+    else:
+        found |= {"gpu_memory_utilization": options.gpu_memory_utilization, "enable_sleep_mode": place.colocated}
+    if options.tensor_parallel_size > 1:
+        found |= {"tensor_parallel_size": options.tensor_parallel_size, "distributed_executor_backend": _EXECUTOR}
+    given = {**found, **options.args}
+    if model.head_dtype == "float32":
+        given["hf_overrides"] = {**given.get("hf_overrides", {}), "head_dtype": "float32"}
+    return given
+
+
+def _for_cpu(*, latent: bool) -> dict[str, Any]:
+    # With vLLM's 128, attention over short sequences reads mostly padding; smaller blocks cost bookkeeping.
+    found: dict[str, Any] = {"block_size": 64}
+    if latent:
+        # vLLM's CPU kernel rotates slices as if they were contiguous, which gives wrong results.
+        found["compilation_config"] = {"custom_ops": ["-rotary_embedding"]}
+    return found
+
+
+_IMAGE_ARGUMENTS = {
+    # vLLM creates the model's processor, which requires the tokenizer even for ids and pixels.
+    "skip_tokenizer_init": False,
+    "mm_processor_cache_gb": 0,
+    "mm_device_do_normalize": False,  # the pixels are normalised already
+}
+"""Fields of vLLM's `EngineArgs` for a model that reads images."""
+
+
+def sampling_params(sampling: Sampling, room: int, ends: Iterable[int]) -> Any:
+    """Return vLLM's `SamplingParams`.
+
+    Args:
+        sampling: Sampling parameters of a request.
+        room: Maximum number of tokens after the prompt.
+        ends: End tokens of the model.
+    """
+    from vllm import SamplingParams
+
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        max_tokens=min(sampling.max_tokens, room),
+        stop_token_ids=[] if sampling.ignore_eos else sorted({*sampling.stop_token_ids, *ends}),
+        ignore_eos=True,  # all ends are in stop_token_ids
+        logprobs=sampling.top_logprobs,
+        detokenize=False,
+        skip_clone=True,
+    )
+
+
+def prompt_with_images(request: Request, vision: Vision) -> Any:
+    """Return vLLM's input for a prompt with images: the ids unchanged, and the same pixels as the learner reads.
+
+    vLLM's own tokenisation and preprocessing of images might differ from the learner's.
+
+    Args:
+        request: Request with images; its prompt contains their tokens.
+        vision: Image preprocessing of the model.
+    """
+    import torch
+    from vllm.inputs.engine import mm_input
+    from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems, PlaceholderRange
+
+    positions = [] if request.image_positions is None else request.image_positions.tolist()
+    items, places = [], []
+    begin = 0
+    for image in request.images:
+        given = dict(vision.pixels(image))
+        patches = torch.tensor([len(given["pixel_values"])])
+        if "image_grid_thw" not in given:  # Gemma 3
+            given["num_patches"] = patches
+        fields = {name: MultiModalFieldConfig.batched("image", keep_on_cpu=True) for name in given}
+        fields["pixel_values"] = MultiModalFieldConfig.flat_from_sizes("image", patches)
+        items += MultiModalKwargsItems.from_hf_inputs(given, fields)["image"]
+        count = vision.count(image)
+        places.append(PlaceholderRange(offset=positions[begin], length=count))
+        begin += count
+    hashes = [image.digest for image in request.images]
+    return mm_input(
+        request.prompt_ids.tolist(),
+        MultiModalKwargsItems({"image": items}),
+        {"image": hashes},
+        {"image": places},
+    )
+
+
+_NAME, _ID = "rlsdk", 1
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""vLLM's `MaxLoRARanks`: the maximum ranks that it can reserve memory for; lower ranks also fit."""
+
+
+def adapter_arguments(adapter: Adapter) -> dict[str, Any]:
+    """Return the fields of vLLM's `EngineArgs` that reserve memory for one adapter.
+
+    Raises:
+        EngineError: The rank is higher than vLLM supports.
+    """
+    ranks = [rank for rank in _RANKS if rank >= adapter.rank]
+    if not ranks:
+        raise EngineError(
+            f"an adapter of rank {adapter.rank}: vLLM supports ranks up to {_RANKS[-1]}; choose a lower rank, or send "
+            "whole models (learner.lora.sync: merged)"
+        )
+    return {"enable_lora": True, "max_lora_rank": ranks[0], "max_loras": 1}
+
+
+def adapter_request() -> Any:
+    """Return the LoRA request to attach to every request: the id of the loaded adapter."""
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(_NAME, _ID, _NAME)
+
+
+def load_blank_adapter(llm: Any) -> None:
+    """Load a zero adapter under the id, so that requests before the first real adapter sample from the base model."""
+    llm.collective_rpc("rlsdk_blank_adapter", args=(_NAME, _ID))
+
+
+def load_adapter(llm: Any, weights: Weights) -> None:
+    """Replace the adapter on every worker; in-flight requests keep its id, so they continue with the new adapter.
+
+    Raises:
+        EngineError: vLLM rejected the adapter.
+    """
+    from vllm.lora.request import LoRARequest
+
+    with _written(weights) as folder:
+        if not llm.add_lora(LoRARequest(_NAME, _ID, str(folder), load_inplace=True)):
+            raise EngineError(f"vLLM did not load the adapter of version {weights.version}")
+
+
+@contextmanager
+def _written(weights: Weights) -> Iterator[Path]:
+    """Write the adapter in peft's format to a folder in shared memory, which vLLM's workers read in any process."""
+    from safetensors.torch import save_file
+
+    assert weights.adapter is not None
+    # The fields that vLLM reads; it finds the adapted layers by the tensors' names.
+    config = {"r": weights.adapter.rank, "lora_alpha": weights.adapter.alpha, "target_modules": "all-linear"}
+    with scratch_folder("rlsdk-lora-", "/dev/shm") as folder:
+        (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+        save_file(dict(from_weights(weights)), str(folder / "adapter_model.safetensors"))
+        yield folder
 
 
 @attrs.define(kw_only=True, eq=False, slots=False)

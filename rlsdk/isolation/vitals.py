@@ -1,20 +1,22 @@
-"""Activity of processes as reported by the operating system: state, CPU time, bytes read and written."""
+"""Activity of processes: what the operating system reports, and the Python stacks that a process writes on request."""
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import platform
 import signal
+import socket
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import attrs
-
-from rlsdk.isolation.stacks import offer_stacks, request_stacks
 
 if TYPE_CHECKING:
     import psutil
@@ -22,6 +24,11 @@ if TYPE_CHECKING:
 State = Literal["running", "disk", "stopped", "zombie", "gone", "unknown"]
 CLOCK_SECONDS = 2.0
 """Tolerance for a process's starting time between two observers, where it depends on the clock."""
+ANSWER_SECONDS = 2.0
+"""Seconds until a process that has not answered is assumed to keep Python's lock in code that is not Python."""
+_SIGNAL = getattr(signal, "SIGUSR2", None)
+_ANSWERING: set[int] = set()
+"""Id of this process if its thread answers: a fork inherits its parent's, but no thread."""
 
 
 @attrs.frozen
@@ -35,7 +42,7 @@ class Identity:
         host: Name of its machine.
         machine: Equal for two processes if they see each other's process ids.
         node: Ray's id of its node; empty for the driver.
-        stacks: True if it writes its stacks on request; see `isolation.stacks`.
+        stacks: True if it writes its stacks on request; see `offer_stacks`.
     """
 
     pid: int
@@ -191,3 +198,55 @@ def kill(process: Identity) -> None:
     if look([process], measured=False)[0].state != "gone":
         with suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
+
+
+def offer_stacks(machine: str) -> bool:
+    """Make this process write its stacks to standard error for `request_stacks`; return False if it cannot.
+
+    A signal handler of `faulthandler` would read the frames of running threads, and crash a process whose threads call
+    functions meanwhile. So a thread of the process writes the stacks: it holds Python's lock, and nothing runs.
+
+    Args:
+        machine: Id of what this process sees of its machine.
+    """
+    if os.getpid() in _ANSWERING:
+        return True
+    if _SIGNAL is None:
+        return False
+    inbox = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        inbox.bind(_address(machine, os.getpid()))
+    except OSError:  # there are no abstract sockets outside Linux
+        inbox.close()
+        return False
+    faulthandler.register(_SIGNAL, file=2, all_threads=True, chain=False)
+    threading.Thread(target=_answer, args=(inbox,), name="stacks", daemon=True).start()
+    _ANSWERING.add(os.getpid())
+    return True
+
+
+def request_stacks(machine: str, pid: int) -> None:
+    """Make a process on this machine write its stacks; it has called `offer_stacks`."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as outbox:
+        outbox.bind("")  # any free address
+        outbox.settimeout(ANSWER_SECONDS)
+        try:
+            outbox.sendto(b"stacks", _address(machine, pid))
+            outbox.recv(16)
+        except OSError:
+            # Code that is not Python keeps the lock. No frame changes then, so the signal is safe.
+            if _SIGNAL is not None:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, _SIGNAL)
+
+
+def _address(machine: str, pid: int) -> str:
+    return f"\0rlsdk-stacks-{sha256(machine.encode()).hexdigest()[:16]}-{pid}"
+
+
+def _answer(inbox: socket.socket) -> None:
+    while True:
+        _, sender = inbox.recvfrom(16)
+        faulthandler.dump_traceback(file=2, all_threads=True)
+        with suppress(OSError):  # the other process no longer waits
+            inbox.sendto(b"written", sender)

@@ -14,6 +14,7 @@ from rlsdk.errors import LearnerError
 from rlsdk.learners.estimate import RankMemory, count_parameters
 from rlsdk.learners.options import LearnerOptions
 from rlsdk.learners.ranks import environment
+from rlsdk.limits import Count
 
 PROCESS_BYTES = 450 * 2**20
 """Memory of a rank's process without any model: Python, torch, DeepSpeed and Ray."""
@@ -42,7 +43,7 @@ class DeepSpeedOptions(LearnerOptions):
 
     zero_stage: Literal[0, 1, 2, 3] = 1
     offload: Literal["none", "optimizer", "all"] = "none"
-    sequence_parallel: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    sequence_parallel: Count = 1
     compile: bool = False
 
     def __attrs_post_init__(self) -> None:

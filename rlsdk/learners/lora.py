@@ -16,6 +16,7 @@ import attrs
 
 from rlsdk.contracts import Adapter, Model
 from rlsdk.errors import LearnerError
+from rlsdk.limits import Count, Positive
 from rlsdk.vision import tower_names
 
 if TYPE_CHECKING:
@@ -51,8 +52,8 @@ class Lora:
             default: a new adapter. The base model stays the reference.
     """
 
-    rank: int = attrs.field(default=16, validator=attrs.validators.gt(0))
-    alpha: float = attrs.field(default=32.0, validator=attrs.validators.gt(0))
+    rank: Count = 16
+    alpha: Positive = 32.0
     targets: Literal["all-linear"] | tuple[str, ...] = attrs.field(default="all-linear", validator=_whole_names)
     sync: Literal["adapter", "merged"] = "adapter"
     path: str | None = None

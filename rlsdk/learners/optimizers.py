@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from rlsdk.learners.optimization import Group
+from rlsdk.learners.options import Group
 from rlsdk.limits import at_least, below
 from rlsdk.marks import optimizer
 

@@ -1,4 +1,4 @@
-"""Options of learners that train transformers models, and the checks that these options imply before a start."""
+"""Options of learners that train transformers models, the checks that they imply before a start, and optimisers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import attrs
 
-from rlsdk.components import NamesKind, Use, component_of
+from rlsdk.components import NamesKind, Use, component_of, naming, title_of
 from rlsdk.config import defaults
 from rlsdk.contracts import ActorSpec, DType, MemoryUse, Roles, UpdateShape
 from rlsdk.contracts.generation import DTYPE_BYTES
-from rlsdk.errors import OptionError, RlsdkError
+from rlsdk.errors import LearnerError, OptionError, RlsdkError
 from rlsdk.learners.lora import Lora, adapter_fault, base_of, count_adapter
-from rlsdk.learners.optimization import Factory, created, state_bytes
 from rlsdk.learners.rows import RowStyle
 from rlsdk.learners.trained import DecayShape, Schedule, schedule
 from rlsdk.limits import NonNegative, Positive, Share, at_least, below
@@ -31,6 +30,14 @@ Attention = Literal["sdpa", "flash_attention_2", "eager"]
 ValueInit = Literal["zero", "small"]
 DecayedParameters = Literal["all", "matrices"]
 NO_FLOAT16 = "dtype float16 would need loss scaling, which skips steps; set model.dtype=bfloat16 or float32"
+
+
+Group = dict[str, Any]
+"""A parameter group of torch: `params`, `param_names`, `lr`, `weight_decay`, and what an optimiser adds."""
+Factory = Callable[[list[Group]], Any]
+"""An optimiser component, bound to its options."""
+_SIDE = 64
+"""Rows and columns of the matrices on which the size of an optimiser's state is measured."""
 
 
 def _positive_or_auto(_: Any, __: Any, value: int | str) -> None:
@@ -56,8 +63,8 @@ class LearnerOptions(ABC):
             run. A skipped update changes no weights and is counted in `actor/skipped_updates` or
             `critic/skipped_updates`.
         schedule: Learning-rate schedule after warm-up. constant; linear, cosine or polynomial: decay to `final_ratio`;
-            inverse_sqrt: the peak times √(warm-up steps / steps so far), at least `final_ratio`; wsd (warmup-stable-
-            decay): constant, then decay in the last `decay_steps`.
+            inverse_sqrt: the peak times √(warm-up steps / steps so far), at least `final_ratio`; wsd
+            (warmup-stable-decay): constant, then decay in the last `decay_steps`.
         warmup_steps: Number of optimiser steps of linear warm-up.
         final_ratio: Final learning rate as a share of the peak.
         decay_steps: Number of optimiser steps of the decay, after which the learning rate stays at its final value.
@@ -93,7 +100,7 @@ class LearnerOptions(ABC):
     weight_decay: NonNegative = 0.0
     weight_decay_on: DecayedParameters = "all"
     grad_clip: NonNegative = 1.0
-    skip_limit: int = attrs.field(default=5, validator=attrs.validators.ge(0))
+    skip_limit: Annotated[int, at_least(0)] = 5
     schedule: Schedule = "constant"
     warmup_steps: Annotated[int, at_least(0)] = 0
     final_ratio: Share = 0.1
@@ -292,3 +299,50 @@ class LearnerOptions(ABC):
             f"attention: {self.attention} sums in a different order than the engine's sdpa": self.attention != "sdpa",
         }
         return [f"{reason}; leave it out" for reason, given in reasons.items() if given]
+
+
+def created(factory: Factory, groups: Sequence[Mapping[str, Any]]) -> Optimizer:
+    """Create an optimiser of parameter groups.
+
+    Raises:
+        LearnerError: The component returned something else, or an optimiser of other parameters.
+        RunError: The component failed.
+    """
+    import torch
+
+    given = [parameter for group in groups for parameter in group["params"]]
+    with naming(factory):
+        made = factory([{**group, "params": list(group["params"])} for group in groups])
+    if not isinstance(made, torch.optim.Optimizer):
+        raise LearnerError(f"{title_of(factory)} returned a {type(made).__name__}; expected a torch.optim.Optimizer")
+    held = [parameter for group in made.param_groups for parameter in group["params"]]
+    if len(held) != len(given) or {id(each) for each in held} != {id(each) for each in given}:
+        raise LearnerError(
+            f"{title_of(factory)} has {len(held)} of {len(given)} parameters in its groups; each parameter that it is "
+            "given must be in one group"
+        )
+    return made
+
+
+def state_bytes(factory: Factory) -> float:
+    """Measure the bytes of an optimiser's state per parameter, on small float32 tensors.
+
+    If its state differs between layers and embeddings, the greater number counts, since embeddings may be most of a
+    small model.
+
+    Raises:
+        LearnerError: It is not an optimiser; see `created`.
+        RunError: It failed.
+    """
+    import torch
+
+    most = 0.0
+    for name in ("model.layers.0.mlp.up_proj.weight", "model.embed_tokens.weight"):
+        parameter = torch.nn.Parameter(torch.ones(_SIDE, _SIDE))
+        made = created(factory, [{"params": [parameter], "param_names": [name], "lr": 1e-3, "weight_decay": 0.0}])
+        parameter.grad = torch.ones_like(parameter)
+        with naming(factory):
+            made.step()
+        held = [each for each in made.state[parameter].values() if isinstance(each, torch.Tensor) and each.dim()]
+        most = max(most, sum(each.numel() * each.element_size() for each in held) / parameter.numel())
+    return most

@@ -364,16 +364,9 @@ def _freed_at_once() -> Iterator[None]:
 def full_tensors(
     module: nn.Module, *, keep: bool, wanted: Wanted | None = None, host: bool = True
 ) -> dict[str, Tensor]:
-    """Return full tensors of a module by their `state_dict` names; a collective under ZeRO-3.
+    """Return full tensors of a module that ZeRO-3 may have sharded; see `TrainedModule.full_tensors`.
 
-    Args:
-        module: Module, possibly sharded across ranks by DeepSpeed.
-        keep: True to return the tensors on this rank; otherwise it only takes part in the collective.
-        wanted: Filter by name; by default, all tensors.
-        host: True to move tensors that are gathered to host memory.
-
-    Returns:
-        Detached tensors. Those sharded by ZeRO-3 are copies; others share the module's memory.
+    Those sharded by ZeRO-3 are copies; others share the module's memory.
     """
     import deepspeed
 

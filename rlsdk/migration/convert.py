@@ -116,11 +116,8 @@ def convert(table: Framework, source: ForeignConfig) -> Migration:
             reports[key] = KeyReport(key, _shown(key, value), "ignored", (), note)
         else:
             reports[key] = _entry(table, key, value, rows[key], values, config)
-    try:
-        finished = dict(table.finish(values))
-    except UnfitError as error:  # the report on a key says the same
-        finished = {NOTES: (str(error),)}
-    notes = (*finished.pop(NOTES, ()), *_one_ratio_per_rollout(config))
+    finished, notes = _finished(table, values)
+    notes += _one_ratio_per_rollout(config)
     for path, value in finished.items():
         put(config, path, value)
     _append(config)
@@ -135,6 +132,20 @@ def convert(table: Framework, source: ForeignConfig) -> Migration:
         tuple(entry for key, entry in reports.items() if not keys[key] and (entry.to or entry.status == "missing")),
         tuple(dict.fromkeys([*source.notes, *notes])),
     )
+
+
+def _finished(table: Framework, values: Given) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the settings that a trainer makes from many keys together, and notes."""
+    found: dict[str, Any] = {}
+    notes: tuple[str, ...] = ()
+    try:
+        for make in table.finish:
+            more = dict(make(values))
+            notes += more.pop(NOTES, ())
+            found |= more
+    except UnfitError as error:  # the report on a key says the same
+        return {}, (str(error),)
+    return found, notes
 
 
 def _one_ratio_per_rollout(config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ Status = Literal["mapped", "changed", "missing", "ignored"]
 """mapped: same meaning; changed: the note says how it differs; missing: no counterpart, the note says what to do;
 ignored: nothing to do, the note says why."""
 NOTES = "notes"
-"""Key under which a table's `finish` returns notes for the user."""
+"""Key under which a function of `Framework.finish` returns notes for the user."""
 
 
 @attrs.frozen
@@ -140,7 +140,8 @@ class Framework:
         title: Name of the trainer.
         rows: Rules for its keys.
         defaults: Its defaults, if rlsdk's differ or other values are computed from them.
-        finish: Makes settings from many keys together, such as tasks and rewards; applied last.
+        finish: Functions that make settings from many keys together, such as tasks and rewards, and may add `NOTES`;
+            applied last, each over those before it.
         variants: Part of a command, or class of a Python file -> defaults of the variant of the trainer that it starts.
         others: Part of a command that starts training in a way that is not converted -> the setting that replaces it.
         renamed: Older names of keys -> the name in `rows`; those that end with a dot are sections.
@@ -155,7 +156,7 @@ class Framework:
     title: str
     rows: tuple[KeyRule, ...]
     defaults: Mapping[str, Any] = {}
-    finish: Callable[[Given], Mapping[str, Any]] = lambda _: {}
+    finish: tuple[Callable[[Given], Mapping[str, Any]], ...] = ()
     variants: Mapping[str, Mapping[str, Any]] = {}
     others: Mapping[str, str] = {}
     renamed: Mapping[str, str] = {}

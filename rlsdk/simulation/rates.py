@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from rlsdk.engines.layers import token_bytes
+from rlsdk.engines.memory import token_bytes
 from rlsdk.errors import ValueFault
 from rlsdk.exact import expert_count
 

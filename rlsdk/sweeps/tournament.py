@@ -14,8 +14,7 @@ import rlsdk
 from rlsdk.config import Plan
 from rlsdk.errors import ArgumentError, ConfigError
 from rlsdk.reporting.estimates import Estimate, interquartile_mean, mean
-from rlsdk.sweeps.results import Failure
-from rlsdk.sweeps.running import RunOutcome
+from rlsdk.sweeps.running import Failure, RunOutcome
 from rlsdk.sweeps.runs import SweepRun, check_all, refuse_equal, run_name
 
 SUITES = Path("examples") / "suites"

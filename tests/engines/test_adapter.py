@@ -13,7 +13,7 @@ import tiny
 import torch
 
 from rlsdk.contracts import Adapter, Completion, Model, Request, Sampling, TakesAdapter, Weights
-from rlsdk.engines import vllm_arguments
+from rlsdk.engines import vllm_options
 from rlsdk.engines.transformers import Transformers
 from rlsdk.engines.vllm import Vllm
 from rlsdk.errors import EngineError
@@ -177,16 +177,16 @@ def test_which_engines_take_adapters() -> None:
 
 
 def test_room_for_an_adapter() -> None:
-    assert [
-        vllm_arguments.adapter_arguments(Adapter(rank=r, alpha=1))["max_lora_rank"] for r in (1, 2, 16, 17, 512)
-    ] == ([1, 8, 16, 32, 512])
+    assert [vllm_options.adapter_arguments(Adapter(rank=r, alpha=1))["max_lora_rank"] for r in (1, 2, 16, 17, 512)] == (
+        [1, 8, 16, 32, 512]
+    )
     with pytest.raises(EngineError, match=r"rank 513: vLLM supports ranks up to 512; .*learner.lora.sync: merged"):
         Vllm().expect_adapter(Adapter(rank=513, alpha=1))
 
 
 @pytest.mark.stack
 def test_the_rooms_are_those_of_this_vllm(run: Run) -> None:
-    assert run(lambda engine: _rooms()) == vllm_arguments._RANKS
+    assert run(lambda engine: _rooms()) == vllm_options._RANKS
 
 
 def _rooms() -> tuple[int, ...]:

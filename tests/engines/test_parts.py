@@ -25,8 +25,8 @@ from rlsdk.engines.memory import vllm_memory
 from rlsdk.engines.pretrained import positions
 from rlsdk.engines.transformers import Transformers
 from rlsdk.engines.vllm import Vllm
-from rlsdk.engines.vllm_arguments import engine_arguments
 from rlsdk.engines.vllm_model import parallel_faults
+from rlsdk.engines.vllm_options import engine_arguments
 from rlsdk.engines.vllm_worker import read_shared, share
 from rlsdk.errors import EngineError, OptionError
 from rlsdk.seeds import mix

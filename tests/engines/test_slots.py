@@ -105,7 +105,7 @@ def test_compiled_states_are_refused(model: Model) -> None:
 def test_layers_of_another_kind_are_refused() -> None:
     from transformers import BloomConfig, FalconH1Config, MiniMaxConfig
 
-    from rlsdk.engines.layers import check_layers
+    from rlsdk.engines.memory import check_layers
 
     with pytest.raises(EngineError, match=r"'falcon_h1' has layers of type hybrid; .* use engine=vllm"):
         check_layers(FalconH1Config(num_hidden_layers=2), compiled=False)
@@ -117,7 +117,7 @@ def test_layers_of_another_kind_are_refused() -> None:
 def test_the_cache_of_layers_of_several_sizes_is_counted_layer_by_layer() -> None:
     from transformers import Gemma4TextConfig
 
-    from rlsdk.engines.layers import token_bytes
+    from rlsdk.engines.memory import token_bytes
 
     types = ["sliding_attention", "full_attention"]
     sizes = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "global_head_dim": 64}

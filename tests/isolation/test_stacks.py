@@ -83,7 +83,7 @@ def test_a_process_whose_threads_run_survives_writing_their_stacks(tmp_path: Pat
 def test_stacks_are_written_although_code_that_is_not_python_keeps_the_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlsdk.isolation.stacks.ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("rlsdk.isolation.vitals.ANSWER_SECONDS", 0.2)
     with child(LOCKED, tmp_path / "log") as (process, known):
         time.sleep(0.2)  # for the call to begin
         assert vitals.write_stacks(known)

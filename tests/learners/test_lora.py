@@ -434,8 +434,8 @@ def test_every_rank_draws_the_same_and_nobody_elses_numbers_change(tied: Model) 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"rank": 0}, r"lora: 'rank' must be > 0: 0"),
-        ({"alpha": -1.0}, r"lora: 'alpha' must be > 0"),
+        ({"rank": 0}, r"lora\.rank: expected int >= 1, got 0"),
+        ({"alpha": -1.0}, r"lora\.alpha: expected float > 0, got -1.0"),
         ({"targets": "all-liner"}, r"lora\.targets: expected 'all-linear' \| list of str, got 'all-liner'"),
         ({"targets": []}, r"lora\.targets.* is empty; give all-linear, or names"),
         ({"ranks": 8}, r"lora\.ranks: unknown key 'ranks', did you mean 'rank'"),

@@ -230,7 +230,7 @@ def test_ranks_that_cannot_be_grouped_are_refused_before_they_start() -> None:
     learner = rlsdk.load("learner", "deepspeed", sequence_parallel=2)
     with pytest.raises(LearnerError, match="needs that number of learner ranks or a multiple; got 3; change"):
         learner.environment(ActorSpec(role="learner", world_size=3))
-    with pytest.raises(OptionError, match="sequence_parallel"):
+    with pytest.raises(OptionError, match="sequence_parallel: expected int >= 1, got 0"):
         rlsdk.load("learner", "deepspeed", sequence_parallel=0)
 
 

@@ -20,8 +20,16 @@ from rlsdk.cli import root
 from rlsdk.config import check
 from rlsdk.errors import ConfigError, RunError
 from rlsdk.sweeps import running, tournament
-from rlsdk.sweeps.results import as_json, default_metric, failures_of, require_metric, rows_of
-from rlsdk.sweeps.running import Interrupted, RunOutcome, train_all
+from rlsdk.sweeps.running import (
+    Interrupted,
+    RunOutcome,
+    as_json,
+    default_metric,
+    failures_of,
+    require_metric,
+    rows_of,
+    train_all,
+)
 from rlsdk.sweeps.runs import SweepRun, sweep_of
 from rlsdk.trainer.resuming import prepare_folder
 

@@ -11,6 +11,7 @@ import rlsdk
 from rlsdk.contracts import ActorSpec, Model, Roles, TrainedRole
 from rlsdk.errors import LearnerError
 from rlsdk.kit import TransformersLearner
+from rlsdk.limits import Count
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,8 +45,8 @@ class FSDP2Learner(TransformersLearner):
 
     reshard_after_forward: bool = True
     offload: Literal["none", "all"] = "none"
-    tensor_parallel: int = attrs.field(default=1, validator=attrs.validators.ge(1))
-    context_parallel: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    tensor_parallel: Count = 1
+    context_parallel: Count = 1
     _mesh: Any = attrs.field(init=False)
     _slices: Any = attrs.field(init=False)
 

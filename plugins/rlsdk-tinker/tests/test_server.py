@@ -316,7 +316,7 @@ def writes_into(process: Path, folder: Path) -> bool:
         ("reward: countdown", [], "reward: the client decides on this"),
         ("", ["sampling.temperature=0.5"], "sampling: the client decides on this"),
         ("", ["--host", "0.0.0.0"], "set TINKER_API_KEY"),
-        ("learner: {lora: {rank: 0}}", [], "learner.lora: 'rank' must be > 0"),
+        ("learner: {lora: {rank: 0}}", [], "learner.lora.rank: expected int >= 1, got 0"),
     ],
 )
 def test_a_server_that_cannot_start_says_why(tmp_path: Path, more: str, arguments: list[str], told: str) -> None:

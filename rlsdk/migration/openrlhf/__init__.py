@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlsdk.migration.openrlhf import conversions
-from rlsdk.migration.openrlhf.conversions import ESTIMATORS, FROM_ZERO, KL, finish
+from rlsdk.migration.openrlhf.conversions import ESTIMATORS, FINISH, FROM_ZERO, KL
 from rlsdk.migration.rows import changed, ignored, missing, only_with, part, same, switched, table, under, unless
 from rlsdk.migration.rules import Framework, KeyOutcome
 from rlsdk.migration.shared import engines, learner
@@ -320,7 +320,7 @@ FRAMEWORK = Framework(
     title="OpenRLHF",
     rows=ROWS,
     defaults=DEFAULTS,
-    finish=finish,
+    finish=FINISH,
     renamed=RENAMED,
     others={
         "openrlhf.cli.train_sft": "algorithm: sft",

@@ -270,39 +270,52 @@ def wandb(given: Given) -> dict[str, Any]:
     return {**project, **({"entity": entity} if entity else {})}
 
 
-def finish(given: Given) -> dict[str, Any]:
+def _lengths(given: Given) -> dict[str, Any]:
     prompts, response, length = token_limits(given)
-    found: dict[str, Any] = {
+    return {
         "model.max_length": length,
         "max_prompt_tokens": prompts,
         "sampling.max_tokens": min(response, length),
     }
+
+
+def _critic(given: Given) -> dict[str, Any]:
+    """Where OpenRLHF's critic starts without a model of its own: from the reward model."""
     reward_model = given.get("reward.model_name_or_path")
     valued = str(given.get("algo.advantage.estimator")) == "gae"
-    if valued and reward_model and not given.get("critic.model_name_or_path") and not given.get("reward.remote_url"):
-        found["model.critic"] = str(reward_model).split(",")[0]  # where OpenRLHF's critic starts without another
+    if not (valued and reward_model) or given.get("critic.model_name_or_path") or given.get("reward.remote_url"):
+        return {}
+    return {"model.critic": str(reward_model).split(",")[0]}
+
+
+def _tasks(given: Given) -> dict[str, Any]:
     prompt, label = given.get("data.input_key", "input"), given.get("data.label_key")
     columns = {"prompt": str(prompt), **({"answer": str(label)} if label else {})}
     chat = {"chat": True} if given.read("data.apply_chat_template", flag, False) else {}
+    found: dict[str, Any] = {}
     for key, split, to in (("data.prompt_dataset", "data.prompt_split", "tasks.train"),
                            ("eval.dataset", "eval.split", "tasks.eval")):  # fmt: skip
-        if given.get(key) is not None:
-            names = [each.strip() for name in given.read(key, texts, []) for each in name.split(",") if each.strip()]
-            if names:
-                found[to] = _data(names, str(given.get(split, "train")), columns, chat, given)
-    found |= _reward(given)
-    if isinstance(sources := found.get("tasks.train"), list) and "data.prompt_probs" not in given.flat:
-        found[NOTES] = (
-            *found.get(NOTES, ()),
-            f"tasks.train: {len(sources)} sources share each batch equally; OpenRLHF mixes them by size: set their "
-            "weights",
-        )
-    if 0 < (rows := given.whole("data.max_samples", 0)) < 10**8 and given.read("actor.lr_warmup_ratio", number, 0.03):
-        note = f"learner.warmup_steps: a share of the steps with {rows} tasks (max_samples)"
-        note += "; set less if the data has fewer"
-        found[NOTES] = (*found.get(NOTES, ()), note)
-    if notes := after_the_group(given):
-        found[NOTES] = (*found.get(NOTES, ()), *notes)
-    if given.get("vllm.num_engines") is None:
-        found |= layout(learner_gpus(given), given.whole("vllm.tensor_parallel_size"))
+        names = [each.strip() for name in given.read(key, texts, []) for each in name.split(",") if each.strip()]
+        if names:
+            found[to] = _data(names, str(given.get(split, "train")), columns, chat, given)
     return found
+
+
+def _remarks(given: Given) -> dict[str, Any]:
+    notes: tuple[str, ...] = ()
+    if isinstance(sources := _tasks(given).get("tasks.train"), list) and "data.prompt_probs" not in given.flat:
+        shared = f"{len(sources)} sources share each batch equally; OpenRLHF mixes them by size: set their weights"
+        notes += (f"tasks.train: {shared}",)
+    if 0 < (rows := given.whole("data.max_samples", 0)) < 10**8 and given.read("actor.lr_warmup_ratio", number, 0.03):
+        share = f"a share of the steps with {rows} tasks (max_samples); set less if the data has fewer"
+        notes += (f"learner.warmup_steps: {share}",)
+    return {NOTES: notes + after_the_group(given)}
+
+
+def _gpus(given: Given) -> dict[str, Any]:
+    if given.get("vllm.num_engines") is not None:  # whose own row sets them
+        return {}
+    return layout(learner_gpus(given), given.whole("vllm.tensor_parallel_size"))
+
+
+FINISH = (_lengths, _critic, _tasks, _reward, _remarks, _gpus)

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlsdk.migration.roll import algorithm, run
 from rlsdk.migration.roll.algorithm import CORRECTION, INFER, TRAIN, VALIDATION
-from rlsdk.migration.roll.run import BESIDE, finish
+from rlsdk.migration.roll.run import BESIDE, FINISH
 from rlsdk.migration.rows import changed, ignored, missing, only_with, part, same, switched, table, under, unless
 from rlsdk.migration.rules import Framework, KeyOutcome
 from rlsdk.migration.shared import engines, learner, tasks
@@ -393,7 +393,7 @@ FRAMEWORK = Framework(
     title="ROLL",
     rows=ROWS,
     defaults=DEFAULTS,
-    finish=finish,
+    finish=FINISH,
     renamed={"student_train.": f"{TRAIN}.", "student_infer.": f"{INFER}."},
     others={
         "sft_train": "algorithm: sft",

@@ -195,7 +195,7 @@ def _workers(given: Given, manager: str) -> dict[str, int]:
     return {"workers": math.ceil(total / each), "per_worker": each, "threads": min(each, 64)}
 
 
-def finish_agentic(given: Given) -> dict[str, Any]:
+def _finish_agentic(given: Given) -> dict[str, Any]:
     environments = _environments(given)
     turns = given.whole("max_actions_per_traj", 0)
     steps = [whole(each["max_steps"]) for each in environments.values() if "max_steps" in each]
@@ -288,17 +288,27 @@ def _finish_rlvr(given: Given) -> dict[str, Any]:
     return {**found, "reward": rewards} if rewards else found
 
 
-def finish(given: Given) -> dict[str, Any]:
-    found = finish_agentic(given) if agentic(given) else _finish_rlvr(given)
+def _tasks_and_rewards(given: Given) -> dict[str, Any]:
+    return _finish_agentic(given) if agentic(given) else _finish_rlvr(given)
+
+
+def _gpus(given: Given) -> dict[str, Any]:
     per_engine = given.whole(f"{INFER}.strategy_args.strategy_config.tensor_parallel_size")
     train, infer = learner_gpus(given), given.read(f"{INFER}.device_mapping", devices) or learner_gpus(given)
-    found |= {**layout(infer, per_engine), "placement.learners": train}
-    if not given.tree.keys() & {"rewards", "custom_envs", "train_env_manager", "adv_estimator"}:
-        found[NOTES] = (
-            "there are neither rewards nor environments; ROLL's pipelines for DPO, supervised fine-tuning and "
-            "distillation are not converted: set algorithm to dpo, sft or opd",
-        )
-    return found
+    return {**layout(infer, per_engine), "placement.learners": train}
+
+
+def _remarks(given: Given) -> dict[str, Any]:
+    if given.tree.keys() & {"rewards", "custom_envs", "train_env_manager", "adv_estimator"}:
+        return {}
+    note = (
+        "there are neither rewards nor environments; ROLL's pipelines for DPO, supervised fine-tuning and "
+        "distillation are not converted: set algorithm to dpo, sft or opd"
+    )
+    return {NOTES: (note,)}
+
+
+FINISH = (_tasks_and_rewards, _gpus, _remarks)
 
 
 def variables(given: Given) -> dict[str, Any]:

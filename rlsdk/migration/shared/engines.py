@@ -18,7 +18,7 @@ ENGINE_FIELDS = frozenset({
     "num_gpu_blocks_override", "optimization_level", "quantization", "scheduling_policy", "skip_mm_profiling",
     "speculative_config",
 })  # fmt: skip
-"""Fields of vLLM's EngineArgs that rlsdk leaves to `engine.args`; for others, see `rlsdk.engines.vllm_arguments`."""
+"""Fields of vLLM's EngineArgs that rlsdk leaves to `engine.args`; for others, see `rlsdk.engines.vllm_options`."""
 _OWNED = {
     "async_scheduling": "it is off: a token's weight version must be that of the weights that sampled it",
     "enable_sleep_mode": "engines that share GPUs sleep while the learner works",

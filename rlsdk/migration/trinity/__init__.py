@@ -17,13 +17,13 @@ from rlsdk.migration.trinity.algorithm import ADVANTAGES, ALGORITHMS, KL, LOSSES
 from rlsdk.migration.trinity.run import (
     BUFFER,
     EXPERIENCE,
+    FINISH,
     INPUT,
     NO_SELECTOR,
     OF_VERL,
     RUN_AHEAD,
     TASKSETS,
     VERL,
-    finish,
 )
 from rlsdk.migration.values import Choice, choice, count, flag, interval, number, numbers, text, texts, whole
 
@@ -412,7 +412,7 @@ FRAMEWORK = Framework(
     title="Trinity-RFT",
     rows=ROWS,
     defaults=DEFAULTS,
-    finish=finish,
+    finish=FINISH,
     renamed=RENAMED,
     files={"trainer.trainer_config_path": VERL},
     entries=("trinity run",),

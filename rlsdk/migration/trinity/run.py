@@ -311,40 +311,58 @@ def mode(value: Any, given: Given) -> KeyOutcome:
     return KeyOutcome.missing(f"rlsdk train CONFIG --mode {value}")
 
 
-def finish(given: Given) -> dict[str, Any]:
-    where = f"{INPUT}.taskset" if f"{INPUT}.taskset.path" in given.flat else f"{INPUT}.tasksets.0"
+def _first_taskset(given: Given) -> str:
+    return f"{INPUT}.taskset" if f"{INPUT}.taskset.path" in given.flat else f"{INPUT}.tasksets.0"
+
+
+def _function(given: Given, kind: str) -> str:
+    """Return the default workflow or reward function of the first taskset, or else of all; empty if there is none."""
+    return str(given.get(f"{_first_taskset(given)}.{kind}") or given.get(f"{INPUT}.{kind}") or "")
+
+
+def _lengths(given: Given) -> dict[str, Any]:
+    context, answer = context_length(given), answer_length(given)
     found: dict[str, Any] = {
-        **placement(given),
-        "model.max_length": context_length(given),
-        "sampling.max_tokens": answer_length(given),
-        "max_prompt_tokens": given.whole("model.max_prompt_tokens", 0)
-        or max(1, context_length(given) - answer_length(given)),
+        "model.max_length": context,
+        "sampling.max_tokens": answer,
+        "max_prompt_tokens": given.whole("model.max_prompt_tokens", 0) or max(1, context - answer),
     }
-    if "qwen3" in str(given.get("model.model_path", "")).lower() and "model.enable_thinking" not in given.flat:
-        found[NOTES] = (_THINKING,)
-    train = training_sources(given)
-    found |= {**train, NOTES: (*found.get(NOTES, ()), *train.get(NOTES, ()))}
-    found |= _demonstrations(given)
-    held_out = [source for i in range(64) if (source := source_of(given, f"{INPUT}.eval_tasksets.{i}"))]
-    names = [given.get(f"{INPUT}.eval_tasksets.{i}.name") for i in range(len(held_out))]
-    if held_out:
-        labelled = [{**s, "source": str(name)} if name else s for s, name in zip(held_out, names, strict=True)]
-        found["tasks.eval"] = labelled[0] if len(labelled) == 1 else labelled
-    kind = str(given.get(f"{where}.default_workflow_type") or given.get(f"{INPUT}.default_workflow_type") or "")
-    function = str(given.get(f"{where}.default_reward_fn_type") or given.get(f"{INPUT}.default_reward_fn_type") or "")
-    workflow, reward = WORKFLOWS.get(kind, (None, {}))
-    if workflow:
-        found["workflow"] = workflow
+    thinks = "qwen3" in str(given.get("model.model_path", "")).lower() and "model.enable_thinking" not in given.flat
+    return {**found, NOTES: (_THINKING,)} if thinks else found
+
+
+def _held_out(given: Given) -> dict[str, Any]:
+    sources = [source for i in range(64) if (source := source_of(given, f"{INPUT}.eval_tasksets.{i}"))]
+    names = [given.get(f"{INPUT}.eval_tasksets.{i}.name") for i in range(len(sources))]
+    labelled = [{**s, "source": str(name)} if name else s for s, name in zip(sources, names, strict=True)]
+    return {"tasks.eval": labelled[0] if len(labelled) == 1 else labelled} if labelled else {}
+
+
+def _workflow(given: Given) -> dict[str, Any]:
+    chosen, _ = WORKFLOWS.get(_function(given, "default_workflow_type"), (None, {}))
+    return {"workflow": chosen} if chosen else {}
+
+
+def _penalties(given: Given) -> dict[str, Any]:
     rank = given.read("algorithm.advantage_fn_args.rank_penalty", number, 0.0)
-    penalties = [*([{"use": "rank_penalty", "coef": rank}] if rank else []), *_overlong(given, where)]
-    if penalties:
-        found["algorithm.shaping"] = [*penalties, *kl(given)["algorithm.shaping"]]
-    if any(str(given.get(f"algorithm.{key}")) == "sppo" for key in ("algorithm_type", "policy_loss_fn")):
-        found[NOTES] = (*found[NOTES], f"algorithm.policy_loss: {ZOO}")
-    if chosen := REWARDS.get(function) or reward:
-        return {**found, "reward": dict(chosen)}
-    guessed = {} if learns_offline(given) else likely_reward(given.get(f"{where}.path"), given.get(f"{where}.name"))
-    return {**found, **guessed, NOTES: (*found.get(NOTES, ()), *guessed.get(NOTES, ()))}
+    found = [*([{"use": "rank_penalty", "coef": rank}] if rank else []), *_overlong(given, _first_taskset(given))]
+    shaping = {"algorithm.shaping": [*found, *kl(given)["algorithm.shaping"]]} if found else {}
+    sppo = any(str(given.get(f"algorithm.{key}")) == "sppo" for key in ("algorithm_type", "policy_loss_fn"))
+    return {**shaping, NOTES: (f"algorithm.policy_loss: {ZOO}",) if sppo else ()}
+
+
+def _reward(given: Given) -> dict[str, Any]:
+    _, of_workflow = WORKFLOWS.get(_function(given, "default_workflow_type"), (None, {}))
+    if chosen := REWARDS.get(_function(given, "default_reward_fn_type")) or of_workflow:
+        return {"reward": dict(chosen)}
+    where = _first_taskset(given)
+    return {} if learns_offline(given) else likely_reward(given.get(f"{where}.path"), given.get(f"{where}.name"))
+
+
+FINISH = (
+    *(placement, _lengths, training_sources, _demonstrations),
+    *(_held_out, _workflow, _penalties, _reward),
+)
 
 
 def workflow(value: str, given: Given) -> KeyOutcome:

@@ -13,7 +13,7 @@ from rlsdk.migration.shared.learner import FULLY_TRAINED_NOTE, OPTIMIZER_NOTE, O
 from rlsdk.migration.shared.tasks import KEEP_ALL
 from rlsdk.migration.trl import algorithm, rewards, run, trainers
 from rlsdk.migration.trl.algorithm import LOSSES, STRATEGY, VESPO
-from rlsdk.migration.trl.run import COLUMNS, DEEPSPEED, ROUTER_LOSS, finish
+from rlsdk.migration.trl.run import COLUMNS, DEEPSPEED, FINISH, ROUTER_LOSS
 from rlsdk.migration.trl.trainers import CONSTRUCTORS, OTHERS, TRAINERS, VARIANTS
 from rlsdk.migration.values import choice, count, flag, number, numbers, text, texts, two, whole
 
@@ -316,7 +316,7 @@ FRAMEWORK = Framework(
     title="TRL",
     rows=ROWS,
     defaults=DEFAULTS,
-    finish=finish,
+    finish=FINISH,
     files={"deepspeed": DEEPSPEED},
     renamed={
         "evaluation_strategy": "eval_strategy",

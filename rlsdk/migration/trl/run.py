@@ -67,7 +67,7 @@ def dropout(value: float, given: Given) -> KeyOutcome:
     return KeyOutcome.ignored("off, as always in rlsdk" if adapted else "use_peft is off")
 
 
-def of_adapters(given: Given) -> tuple[str, ...]:
+def _of_adapters(given: Given) -> dict[str, Any]:
     """Return notes on what TRL's adapters have that is not in the configuration."""
     ours = given.read("use_peft", flag, False)
     notes: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ def of_adapters(given: Given) -> tuple[str, ...]:
             "learner.lora: all linear layers are adapted; peft's own choice for many models is q_proj and v_proj: set "
             "targets",
         )
-    return notes
+    return {NOTES: notes}
 
 
 def layers(value: Any) -> list[str]:
@@ -206,8 +206,7 @@ def folder_and_name(value: Any, given: Given) -> KeyOutcome:
     return KeyOutcome(values, "a run's folder is out/name")
 
 
-def finish(given: Given) -> dict[str, Any]:
-    found = {"max_prompt_tokens": prompt_length(given), **template_variables(given, "chat_template_kwargs")}
+def _lengths(given: Given) -> dict[str, Any]:
     notes: tuple[str, ...] = ()
     if not given.get("max_prompt_length"):
         notes += (
@@ -215,56 +214,83 @@ def finish(given: Given) -> dict[str, Any]:
         )
     if "num_processes" not in given.flat:
         notes += ("batches are those of one process: add num_processes=N to the command if you start N of them",)
-    name = given.get("dataset_name") or _loaded(given, "train_dataset")
-    if name is not None and isinstance(name, str):
-        split = str(given.get("dataset_train_split", given.get("train_dataset.split", "train")))
-        config = given.get("dataset_config") or given.get("train_dataset.argument_2")
-        files = data_files(given, "train_dataset", split)
-        column, system = given.get("dataset_prompt_column"), given.get("system_prompt")  # of Open R1
-        extra = {**({"config": config} if config else {}), **({"system": system} if system else {})}
-        found["tasks.train"] = files or dataset(name, split, {"prompt": column} if column else {}, **extra)
-        if evaluates(given):
-            whole = given.get("eval_dataset.class") not in (None, "load_dataset")  # the only split, without a name
-            held_out = str(
-                given.get("eval_dataset.split", given.get("dataset_test_split", "train" if whole else "test"))
-            )
-            other = _loaded(given, "eval_dataset") or name
-            source = found["tasks.train"] if other == name else dataset(other, held_out, {})
-            source = {**source, "split": held_out} if source["use"] == "hub" else dict(source)
-            found["tasks.eval"] = data_files(given, "eval_dataset", held_out) or source
-        if files and name not in ("json", "parquet"):
-            notes += (
-                f"tasks: no source reads {name}: save the data, dataset.to_json('train.jsonl'), and name that file",
-            )
-    adapter = peft(True, given) if given.get("peft_config.class") == "LoraConfig" else {}
-    every, told = _evaluations(given)
-    found, notes = found | adapter | every, notes + told + of_adapters(given)
-    if has_experts(given) and "router_aux_loss_coef" not in given.flat:
-        found["learner.router_loss_coef"] = ROUTER_LOSS
-        notes += (
-            f"learner.router_loss_coef: {ROUTER_LOSS} is the default of TRL 1, which adds the load-balancing loss of "
-            "every mixture of experts; earlier versions take router_aux_loss_coef of its config.json",
-        )
-    tools = workflow_of(given)
-    found, notes = {**tools, **found}, notes + tools.get(NOTES, ())
-    if mixture := _mixture(given):
-        found["tasks.train"] = mixture[0] if len(mixture) == 1 else mixture
-        if len(mixture) > 1 and not any("weight" in each for each in mixture):
-            notes += (
-                f"tasks.train: {len(mixture)} sources share each batch equally; TRL mixes them by size: set weights",
-            )
-    if "tasks.train" in found and not given.read("shuffle_dataset", flag, True):
-        found["tasks.train"] = unshuffled(found["tasks.train"])
-    rewards = {} if "reward" in tools else rewards_of(given, name)
-    return {**found, **rewards, NOTES: (*notes, *rewards.get(NOTES, ()))}
+    found = {"max_prompt_tokens": prompt_length(given), **template_variables(given, "chat_template_kwargs")}
+    return {**found, NOTES: notes}
 
 
-def _evaluations(given: Given) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _data_set(given: Given) -> Any:
+    """Return the name of the training data; None if nothing tells it."""
+    return given.get("dataset_name") or _loaded(given, "train_dataset")
+
+
+def _tasks(given: Given) -> dict[str, Any]:
+    name = _data_set(given)
+    if not isinstance(name, str):
+        return {}
+    split = str(given.get("dataset_train_split", given.get("train_dataset.split", "train")))
+    config = given.get("dataset_config") or given.get("train_dataset.argument_2")
+    files = data_files(given, "train_dataset", split)
+    column, system = given.get("dataset_prompt_column"), given.get("system_prompt")  # of Open R1
+    extra = {**({"config": config} if config else {}), **({"system": system} if system else {})}
+    train = files or dataset(name, split, {"prompt": column} if column else {}, **extra)
+    found: dict[str, Any] = {"tasks.train": train}
+    if evaluates(given):
+        found["tasks.eval"] = _held_out(given, name, train)
+    if files and name not in ("json", "parquet"):
+        note = f"no source reads {name}: save the data, dataset.to_json('train.jsonl'), and name that file"
+        found[NOTES] = (f"tasks: {note}",)
+    return found
+
+
+def _held_out(given: Given, name: str, train: dict[str, Any]) -> dict[str, Any]:
+    """Return the source of held-out tasks: by default, another split of the training data."""
+    whole = given.get("eval_dataset.class") not in (None, "load_dataset")  # the only split, without a name
+    split = str(given.get("eval_dataset.split", given.get("dataset_test_split", "train" if whole else "test")))
+    other = _loaded(given, "eval_dataset") or name
+    source = train if other == name else dataset(other, split, {})
+    source = {**source, "split": split} if source["use"] == "hub" else dict(source)
+    return data_files(given, "eval_dataset", split) or source
+
+
+def _adapter(given: Given) -> dict[str, Any]:
+    return peft(True, given) if given.get("peft_config.class") == "LoraConfig" else {}
+
+
+def _experts(given: Given) -> dict[str, Any]:
+    if not has_experts(given) or "router_aux_loss_coef" in given.flat:
+        return {}
+    note = (
+        f"learner.router_loss_coef: {ROUTER_LOSS} is the default of TRL 1, which adds the load-balancing loss of "
+        "every mixture of experts; earlier versions take router_aux_loss_coef of its config.json"
+    )
+    return {"learner.router_loss_coef": ROUTER_LOSS, NOTES: (note,)}
+
+
+def _mixed(given: Given) -> dict[str, Any]:
+    """Return the sources of a mixture of data sets; without one, the training tasks in the order of their data."""
+    mixture = _mixture(given)
+    train: Any = mixture[0] if len(mixture) == 1 else mixture
+    train = train or _tasks(given).get("tasks.train") or workflow_of(given).get("tasks.train")
+    if train and not given.read("shuffle_dataset", flag, True):
+        train = unshuffled(train)
+    found: dict[str, Any] = {"tasks.train": train} if train else {}
+    if len(mixture) > 1 and not any("weight" in each for each in mixture):
+        shared = f"{len(mixture)} sources share each batch equally; TRL mixes them by size: set weights"
+        found[NOTES] = (f"tasks.train: {shared}",)
+    return found
+
+
+def _rewards(given: Given) -> dict[str, Any]:
+    return {} if "reward" in workflow_of(given) else rewards_of(given, _data_set(given))
+
+
+def _evaluations(given: Given) -> dict[str, Any]:
     """Return the steps between evaluations where TRL takes those between logs, and a note that says so."""
     if not evaluates(given) or "eval_steps" in given.flat:
-        return {}, ()
+        return {}
     outcome = every("eval.every", "eval_strategy")(given.read("logging_steps", number, 10.0), given)
-    return dict(outcome.values), (f"eval.every: {'TRL takes logging_steps' if outcome.values else outcome.note}",)
+    note = "TRL takes logging_steps" if outcome.values else outcome.note
+    return {**outcome.values, NOTES: (f"eval.every: {note}",)}
 
 
 def _loaded(given: Given, key: str) -> Any:
@@ -317,3 +343,9 @@ def data_of(name: str) -> Any:
         return KeyOutcome.missing(f"{kind}() is not run: {note}")
 
     return give
+
+
+FINISH = (
+    *(_lengths, _tasks, _adapter, _evaluations, _of_adapters),
+    *(_experts, workflow_of, _mixed, _rewards),
+)

@@ -16,7 +16,7 @@ from rlsdk.migration.shared.tasks import TEMPLATE_NOTE
 from rlsdk.migration.values import Choice, choice, count, flag, interval, number, numbers, text, texts, whole
 from rlsdk.migration.verl import actor_keys, algorithm, corrections, run
 from rlsdk.migration.verl.algorithm import ACTOR, CRITIC_NOTE, ESTIMATORS, OVERLONG, ROLLOUT
-from rlsdk.migration.verl.run import MODEL, PROFILER, finish
+from rlsdk.migration.verl.run import FINISH, MODEL, PROFILER
 
 REF = "actor_rollout_ref.ref"
 MANAGERS = ("naive", "batch", "prime", "dapo", "gdpo")
@@ -356,7 +356,7 @@ FRAMEWORK = Framework(
     title="veRL",
     rows=ROWS,
     defaults=DEFAULTS,
-    finish=finish,
+    finish=FINISH,
     renamed={
         "reward.custom_reward_function.path": "custom_reward_function.path",
         "reward.custom_reward_function.name": "custom_reward_function.name",

@@ -273,11 +273,9 @@ def data_files(value: Any, columns: Mapping[str, str]) -> dict[str, Any]:
     return {"use": "parquet", "path": source.get("path", source.get("name")), **more}
 
 
-def finish(given: Given) -> dict[str, Any]:
-    """Tasks, rewards and the context length, which many keys make together."""
-    columns = (
-        {"prompt": str(given.get("data.prompt_key"))} if given.get("data.prompt_key") not in (None, "prompt") else {}
-    )
+def _tasks(given: Given) -> dict[str, Any]:
+    prompt = given.get("data.prompt_key")
+    columns = {"prompt": str(prompt)} if prompt not in (None, "prompt") else {}
     found: dict[str, Any] = {
         "model.max_length": context_length(given),
         **template_variables(given, "data.apply_chat_template_kwargs"),
@@ -287,32 +285,38 @@ def finish(given: Given) -> dict[str, Any]:
             found[to] = given.read(key, lambda value: data_files(value, columns))
     if not given.read("data.shuffle", flag, True):
         found["tasks.train"] = unshuffled(found.get("tasks.train"))
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _reward(given: Given) -> dict[str, Any]:
     path = given.read("custom_reward_function.path", text)
     if path is not None:
-        arguments = {
-            **given.section("custom_reward_function.reward_kwargs"),
-            **given.section("reward.custom_reward_function.reward_kwargs"),
-        }
-        name = given.read("custom_reward_function.name", text, "compute_score")
-        reward = function(path, name, "auto", arguments)
-        found["reward"] = reward_parts(reward, given) or reward
-    elif given.read("reward_model.enable", flag, False) and given.get("reward_model.model.path") is not None:
-        found["reward"] = {"use": "reward_model", "path": str(given.get("reward_model.model.path"))}
-    else:
-        hints = [given.get(key) for key in ("data.train_files", "trainer.project_name", "trainer.experiment_name")]
-        found |= likely_reward(*hints)
-    per_engine = (
-        1 if str(given.get(f"{ROLLOUT}.name")) == "hf" else given.whole(f"{ROLLOUT}.tensor_model_parallel_size")
+        places = ("custom_reward_function.reward_kwargs", "reward.custom_reward_function.reward_kwargs")
+        arguments = {name: value for place in places for name, value in given.section(place).items()}
+        reward = function(path, given.read("custom_reward_function.name", text, "compute_score"), "auto", arguments)
+        return {"reward": reward_parts(reward, given) or reward}
+    if given.read("reward_model.enable", flag, False) and given.get("reward_model.model.path") is not None:
+        return {"reward": {"use": "reward_model", "path": str(given.get("reward_model.model.path"))}}
+    return likely_reward(
+        *(given.get(key) for key in ("data.train_files", "trainer.project_name", "trainer.experiment_name"))
     )
+
+
+def _gpus(given: Given) -> dict[str, Any]:
+    transformers = str(given.get(f"{ROLLOUT}.name")) == "hf"
+    per_engine = 1 if transformers else given.whole(f"{ROLLOUT}.tensor_model_parallel_size")
     if trainer_mode(given) == "separate_async":
         apart = given.whole(f"{ROLLOUT}.nnodes") * given.whole(f"{ROLLOUT}.n_gpus_per_node", 8)
-        found |= layout_apart(apart, per_engine, learner_gpus(given))
-    elif "rollout" in given.tree:  # engines on GPUs of their own
-        apart = given.whole("rollout.nnodes") * given.whole("rollout.n_gpus_per_node", 8)
-        found |= layout_apart(apart, per_engine, learner_gpus(given))
-        if not asynchronous(given):
-            found["rollout.max_staleness"] = 1  # one step off
-    else:
-        found |= layout(learner_gpus(given), per_engine)
-    found = {key: value for key, value in found.items() if value is not None}
-    return found | distillation(given) if distills(given) else found
+        return layout_apart(apart, per_engine, learner_gpus(given))
+    if "rollout" not in given.tree:
+        return layout(learner_gpus(given), per_engine)
+    apart = given.whole("rollout.nnodes") * given.whole("rollout.n_gpus_per_node", 8)
+    one_step_off = {} if asynchronous(given) else {"rollout.max_staleness": 1}
+    return {**layout_apart(apart, per_engine, learner_gpus(given)), **one_step_off}
+
+
+def _distilled(given: Given) -> dict[str, Any]:
+    return distillation(given) if distills(given) else {}
+
+
+FINISH = (_tasks, _reward, _gpus, _distilled)

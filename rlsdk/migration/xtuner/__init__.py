@@ -18,6 +18,7 @@ from rlsdk.migration.xtuner.conversions import (
     ADVANTAGES,
     ANSWER_LIMIT,
     DATA,
+    FINISH,
     HELD_OUT,
     LOSS,
     PRODUCE,
@@ -25,7 +26,6 @@ from rlsdk.migration.xtuner.conversions import (
     SAMPLE,
     TASK,
     WORKER,
-    finish,
 )
 
 _ENGINE = "the engine's default is kept; engine.args accepts vLLM's settings"
@@ -281,7 +281,7 @@ FRAMEWORK = Framework(
     title="XTuner",
     rows=ROWS,
     defaults=DEFAULTS,
-    finish=finish,
+    finish=FINISH,
     renamed=RENAMED,
     constructors=dict.fromkeys(("RLColocateTrainerConfig", "RLDisaggregatedTrainerConfig", "RLTrainerConfig"), ()),
 )

@@ -10,7 +10,7 @@ from rlsdk.migration.python_values import KIND
 from rlsdk.migration.rules import NOTES, Given, KeyOutcome, KeyRule
 from rlsdk.migration.shared.choices import KL
 from rlsdk.migration.shared.engines import layout, layout_apart
-from rlsdk.migration.shared.learner import share_of_steps
+from rlsdk.migration.shared.learner import overlong, share_of_steps
 from rlsdk.migration.shared.tasks import KEEP_ALL, dataset, unshuffled
 from rlsdk.migration.values import UnfitError, flag, number, two
 
@@ -182,37 +182,46 @@ def _greatest(limit: str, given: Given) -> int:
 
 
 def task_limit(value: int, given: Given) -> KeyOutcome:
-    """Report a limit of tokens of a further task; `finish` takes the greatest one for all tasks."""
+    """Report a limit of tokens of a further task; `_lengths` takes the greatest one for all tasks."""
     limit = re.sub(rf"^{re.escape(TASK)}\.\d+\.", "", given.key)
     if value == given.whole(f"{TASK}.{limit}", 2048):
         return KeyOutcome.ignored(f"as {TASK}.{limit}")
     return KeyOutcome({}, f"the greatest of all tasks, {_greatest(limit, given)}, applies to each of them")
 
 
-def finish(given: Given) -> dict[str, Any]:
-    explicit = given.whole("rollout_config.context_length", 0)
+def _lengths(given: Given) -> dict[str, Any]:
     response, prompts = _greatest(ANSWER_LIMIT, given), _greatest(PROMPT_LIMIT, given)
-    found: dict[str, Any] = {"model.max_length": explicit or response + prompts}
-    if len(_tasks(given, TASK)) > 1:
-        found |= {"sampling.max_tokens": response, "max_prompt_tokens": prompts}
-    for where, to in ((TASK, "tasks.train"), (HELD_OUT, "tasks.eval")):
-        sources = _sources(given, where) if to == "tasks.train" or given.read("enable_evaluate", flag, True) else []
-        if sources:
-            found[to] = sources if len(sources) > 1 else sources[0]
-        elif to == "tasks.train":
-            found[NOTES] = ("tasks.train: no file of annotations could be read: add {use: jsonl, path: ...}",)
-    rewards = _rewards(given)
-    found |= {**rewards, NOTES: (*found.get(NOTES, ()), *rewards.get(NOTES, ()))}
+    several = {"sampling.max_tokens": response, "max_prompt_tokens": prompts} if len(_tasks(given, TASK)) > 1 else {}
+    return {"model.max_length": given.whole("rollout_config.context_length", 0) or response + prompts, **several}
+
+
+def _data(given: Given) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if train := _sources(given, TASK):
+        found["tasks.train"] = train if len(train) > 1 else train[0]
+    else:
+        found[NOTES] = ("tasks.train: no file of annotations could be read: add {use: jsonl, path: ...}",)
+    if given.read("enable_evaluate", flag, True) and (held_out := _sources(given, HELD_OUT)):
+        found["tasks.eval"] = held_out if len(held_out) > 1 else held_out[0]
+    return found
+
+
+def _shaping(given: Given) -> dict[str, Any]:
     judger = f"{TASK}.judger_config"
-    if given.read(f"{judger}.enable_overlong_buffer", flag, False):
-        found["algorithm.shaping"] = [{
-            "use": "overlong",
-            "max_length": given.whole(f"{judger}.max_response_len", response),
-            "buffer": given.whole(f"{judger}.overlong_buffer_len", 0) or None,
-            "penalty": given.read(f"{judger}.overlong_penalty_factor", number, 1.0),
-        }]  # fmt: skip
+    if not given.read(f"{judger}.enable_overlong_buffer", flag, False):
+        return {}
+    limit = given.whole(f"{judger}.max_response_len", _greatest(ANSWER_LIMIT, given))
+    buffer = given.whole(f"{judger}.overlong_buffer_len", 0) or None
+    penalty = given.read(f"{judger}.overlong_penalty_factor", number, 1.0)
+    return {"algorithm.shaping": overlong(limit, buffer, penalty)}
+
+
+def _gpus(given: Given) -> dict[str, Any]:
     per_engine = given.whole("rollout_config.tensor_parallel_size")
     if "train_resources" in given.tree or "rollout_resources" in given.tree:  # engines have GPUs of their own
         learners = given.whole("train_resources.num_workers", 8)
-        return found | layout_apart(given.whole("rollout_resources.num_workers", 8), per_engine, learners)
-    return found | layout(given.whole("resources.num_workers", 8), per_engine)
+        return layout_apart(given.whole("rollout_resources.num_workers", 8), per_engine, learners)
+    return layout(given.whole("resources.num_workers", 8), per_engine)
+
+
+FINISH = (_lengths, _data, _rewards, _shaping, _gpus)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlsdk.learners.optimization import created
+from rlsdk.learners.options import created
 from rlsdk.learners.statefile import read_state, write_state
 from rlsdk.testing.findings import NotApplicable, Violated
 from rlsdk.testing.subject import Subject, holds
