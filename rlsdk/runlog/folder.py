@@ -168,7 +168,9 @@ def held(folder: Path) -> Iterator[FolderLock]:
     try:
         yield FolderLock(folder, path, lease)
     finally:
-        lease.release()
+        # A disk that is now read-only, say, must not hide why the run ended; the lock of a dead process binds nobody.
+        with suppress(OSError):
+            lease.release()
 
 
 def process_in(folder: Path) -> str:

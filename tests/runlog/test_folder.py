@@ -100,6 +100,20 @@ def test_a_program_notices_that_another_has_taken_over_its_folder(tmp_path):
     assert lock.exists()  # the other program's
 
 
+def test_a_lock_that_cannot_be_released_does_not_hide_why_the_run_ended(tmp_path):
+    mount = "import os, sys; from pathlib import Path; from rlsdk.runlog.folder import held\n"
+    mount += "folder = Path(sys.argv[1])\n"
+    mount += "with held(folder / 'run'):\n"
+    mount += "    os.system(f'mount --bind {folder} {folder} && mount -o remount,bind,ro {folder}')\n"
+    mount += "    (folder / 'metrics.jsonl').touch()\n"
+    namespace = ["unshare", "--map-root-user", "--mount"]
+    if subprocess.run([*namespace, "true"], check=False).returncode:
+        pytest.skip("this kernel lets no user mount a file system")
+    command = [*namespace, sys.executable, "-c", mount, str(tmp_path)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.stderr.splitlines()[-1] == f"OSError: [Errno 30] Read-only file system: '{tmp_path}/metrics.jsonl'"
+
+
 def test_only_a_folder_that_rlsdk_made_is_deleted(tmp_path):
     run, thesis = tmp_path / "run", tmp_path / "thesis"
     mark(run)
