@@ -5,6 +5,7 @@ Each message states what was given, what was expected, where, and what to do.
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import sys
 import traceback
@@ -226,14 +227,15 @@ def first_line(error: BaseException | None) -> str:
 def described(error: BaseException) -> str:
     """Describe a plugin's exception: type, message, and the plugin's own line, such as `(lab.py, line 12)`.
 
-    If a package of one of rlsdk's extras is missing, include the command that installs it.
+    Advice follows for what is often done wrong: a package of one of rlsdk's extras is missing, a file that has no
+    package imports relatively, an attribute is misspelt.
     """
     place = place_of(error)
     try:
         text = error.msg if isinstance(error, SyntaxError) and place else str(error)
     except (Exception, SystemExit) as failure:  # noqa: BLE001 - a plugin's exception may fail to write its own message
         text = f"(its message cannot be shown: {type(failure).__name__})"
-    remedy = install_command(error)
+    remedy = install_command(error) or _relative_import(error) or _did_you_mean(error)
     said = visible(f"{type(error).__name__}: {text}"[:LONGEST], "\n\t")
     return said + (f" ({place})" if place else "") + (remedy and f"; {remedy}")
 
@@ -273,6 +275,29 @@ def install_command(error: BaseException) -> str:
     """Return `pip install 'rlsdk[EXTRA]'` if an import failed because that extra is missing, else an empty text."""
     extra = EXTRAS.get((error.name or "").partition(".")[0]) if isinstance(error, ModuleNotFoundError) else None
     return f"pip install 'rlsdk[{extra}]'" if extra else ""
+
+
+def _relative_import(error: BaseException) -> str:
+    """Return advice if a file that was loaded by its path, and so belongs to no package, imports relatively."""
+    if not isinstance(error, ImportError):
+        return ""
+    if "relative import" not in str(error) and (error.name or "").partition(".")[0] != FILE_PACKAGE:
+        return ""
+    return (
+        "a file given by its path belongs to no package: write `import NAME` for a file beside it, not "
+        "`from .NAME import …`, or install its package and name that"
+    )
+
+
+def _did_you_mean(error: BaseException) -> str:
+    """Return the nearest name if code reads an attribute that rlsdk or an object of it does not have; else nothing."""
+    if not isinstance(error, AttributeError) or not error.name or "did you mean" in str(error):
+        return ""
+    home = error.obj.__name__ if inspect.ismodule(error.obj) else type(error.obj).__module__
+    if package(str(home)) != "rlsdk":
+        return ""
+    near = difflib.get_close_matches(error.name, dir(error.obj), n=1)
+    return f"did you mean {near[0]!r}?" if near else ""
 
 
 def place_of(error: BaseException) -> str:

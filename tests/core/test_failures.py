@@ -118,6 +118,21 @@ def test_what_never_ran_a_plugin_has_no_place() -> None:
     assert described(ValueError("odd")) == "ValueError: odd"
 
 
+@pytest.mark.parametrize(
+    ("holder", "name", "ending"),
+    [
+        (rlsdk, "advantages", "; did you mean 'advantage'?"),
+        (rlsdk.Task("a", "x"), "metadta", "; did you mean 'metadata'?"),
+        (rlsdk, "zzz", ")"),
+        ("text", "strp", ")"),
+    ],
+)
+def test_a_misspelt_name_of_rlsdk_is_answered_with_the_nearest(holder: object, name: str, ending: str) -> None:
+    with pytest.raises(AttributeError) as caught:
+        getattr(holder, name)
+    assert described(caught.value).endswith(ending)
+
+
 def test_what_a_plugin_quotes_does_not_control_a_terminal() -> None:
     error = ValueError("no number in '\x1b[2J\u202e7'\nline two")
     assert described(error) == "ValueError: no number in '\\x1b[2J\\u202e7'\nline two"

@@ -386,6 +386,14 @@ def test_a_file_with_a_fault_is_named_with_the_line(tmp_path):
     assert "_rlsdk_files.bad" not in sys.modules
 
 
+@pytest.mark.parametrize("code", ["from .helper import one", "from . import helper", "from ..lab import one"])
+def test_a_file_that_imports_relatively_is_answered_with_what_to_write(tmp_path, code):
+    (tmp_path / "helper.py").write_text("one = 1")
+    (tmp_path / "bad.py").write_text(code)
+    with pytest.raises(PluginError, match="belongs to no package: write `import NAME` for a file beside it"):
+        Plugins([tmp_path / "bad.py"]).activate("bad")
+
+
 def test_a_file_whose_code_raises_is_named_with_the_line(tmp_path):
     (tmp_path / "bad.py").write_text("import rlsdk\n\ndef made():\n    return undefined\n\nmade()\n")
     with pytest.raises(PluginError, match=r"fails to import: NameError: .*undefined.* \(.*bad.py, line 4\)$"):
