@@ -260,7 +260,7 @@ class RolloutGenerator:
         """Pass new rollouts to the observer."""
         if self._observer is not None and made.is_new:
             for rollout, score in made.pairs:
-                if score is not UNCOMPARED:
+                if score.reason != UNCOMPARED.reason:  # the steps before the last one have copies
                     self._observer(rollout, score, step)
         return made
 

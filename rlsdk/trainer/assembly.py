@@ -54,15 +54,6 @@ def steps_of(plan: Plan, tasks: Sequence[Sequence[Task]] | None = None) -> int:
     return steps_of_epochs(plan.config, count)
 
 
-@attrs.frozen
-class Parts:
-    """Rollouts and learner of a trainer."""
-
-    rollouts: Rollouts
-    learner: DividedLearnerGroup
-    steps: int
-
-
 def examined(plan: Plan, *, trains: bool = True) -> tuple[Sequence[Sequence[Task]], Rehearsal]:
     """Check everything that can be checked before the start; return the tasks and the rehearsal's notes.
 
@@ -84,8 +75,8 @@ def started(
     *,
     python: Mapping[str, str] | None = None,
     by_hand: bool = False,
-) -> Iterator[Parts]:
-    """Context manager: start engines, learner, scorer and environments in this program.
+) -> Iterator[tuple[Rollouts, DividedLearnerGroup, int]]:
+    """Context manager: start engines, learner, scorer and environments in this program; give the number of steps, too.
 
     Args:
         plan: Plan of the run.
@@ -116,11 +107,11 @@ def started(
         explorer = stack.enter_context(explorer_on(plan, engines, found, tasks, observers))
         if not by_hand:
             stack.callback(explorer.engines.close)
-            yield Parts(explorer, learner, steps)
+            yield explorer, learner, steps
             return
         rollouts = ThreadedRollouts(explorer)
         stack.callback(lambda: run_async(rollouts.close()))
-        yield Parts(rollouts, learner, steps)
+        yield rollouts, learner, steps
 
 
 @contextmanager

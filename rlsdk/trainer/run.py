@@ -29,7 +29,7 @@ from rlsdk.readiness.checks import machine, space
 from rlsdk.readiness.disk import estimate
 from rlsdk.rollout.generator import first_error
 from rlsdk.runlog.logs import log_console, log_to
-from rlsdk.trainer.assembly import Parts, examined, started, steps_of
+from rlsdk.trainer.assembly import examined, started, steps_of
 from rlsdk.trainer.interactive import run_async
 from rlsdk.trainer.observing import ShowSamples
 from rlsdk.trainer.record import RunRecord, open_run
@@ -104,9 +104,10 @@ def run(
         tasks, rehearsed = examined(plan)
         with (
             open_run(plan, console=console, rehearsed=rehearsed, **how) as record,
-            started(plan, record.gpus, tasks, record.observers, python=python) as parts,
+            started(plan, record.gpus, tasks, record.observers, python=python) as (rollouts, learner, steps),
         ):
-            Trainer.of_run(record, parts, [ShowSamples(record.console, show)] if show else []).train()
+            own = [ShowSamples(record.console, show)] if show else []
+            Trainer.of_run(record, rollouts, learner, steps, own).train()
     return record.summary
 
 
@@ -183,7 +184,7 @@ async def _train(record: RunRecord, found: Layout) -> None:
         learner = await asyncio.to_thread(start_learner, plan, found, exchanged_adapter(plan), steps)
         try:
             await rollouts.start()
-            trainer = Trainer.of_run(record, Parts(rollouts, learner, steps))
+            trainer = Trainer.of_run(record, rollouts, learner, steps)
             rollouts.interrupt, rollouts.ending = trainer.interrupt, lambda: trainer.interrupted
             record.finish(await trainer.train_async(), trainer.samples)
             status = record.summary["status"]

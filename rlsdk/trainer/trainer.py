@@ -30,7 +30,7 @@ from rlsdk.readiness.data_files import data_fingerprints
 from rlsdk.rollout.staleness import StalenessPolicy
 from rlsdk.rollout.step_batch import StepBatch, apply_filters, labels, pack, produce
 from rlsdk.scoring.outcome import check_budget
-from rlsdk.trainer.assembly import Parts, examined, started, steps_of
+from rlsdk.trainer.assembly import examined, started, steps_of
 from rlsdk.trainer.callbacks import Callback, LeavingNodes, Metrics, checked_callbacks, standard_callbacks
 from rlsdk.trainer.credit import CreditAssigner, minibatches, train_critic
 from rlsdk.trainer.interactive import in_event_loop, run_async, sampled_by_hand, token_ids, whole_updates
@@ -57,6 +57,7 @@ from rlsdk.types import Group
 if TYPE_CHECKING:
     from rlsdk.contracts import Completion, Sampling
     from rlsdk.contracts.rollouts import Evaluation, TaskCounts
+    from rlsdk.learners.apart import DividedLearnerGroup
     from rlsdk.runlog.store import RolloutStore
     from rlsdk.runlog.tables import Entry
 
@@ -192,10 +193,8 @@ class Trainer:
             tasks, rehearsed = examined(plan)
             record = stack.enter_context(open_run(plan, console=console, rehearsed=rehearsed, **how))
             record.by_hand = True
-            parts = stack.enter_context(
-                started(plan, record.gpus, tasks, record.observers, python=python, by_hand=True)
-            )
-            trainer = cls.of_run(record, parts, callbacks)
+            starting = started(plan, record.gpus, tasks, record.observers, python=python, by_hand=True)
+            trainer = cls.of_run(record, *stack.enter_context(starting), callbacks)
             run_async(trainer.prepare())
             trainer.resources = stack.pop_all()
         _OPENED.append(trainer)
@@ -211,16 +210,23 @@ class Trainer:
             trainer.close()
 
     @classmethod
-    def of_run(cls, record: RunRecord, parts: Parts, callbacks: Iterable[Callback] = ()) -> Self:
+    def of_run(
+        cls,
+        record: RunRecord,
+        rollouts: Rollouts,
+        learner: DividedLearnerGroup,
+        steps: int,
+        callbacks: Iterable[Callback] = (),
+    ) -> Self:
         """Create the trainer of an open run."""
-        beside: list[Callback] = [LeavingNodes(parts.learner)]
+        beside: list[Callback] = [LeavingNodes(learner)]
         if record.plan.config.profile.steps:
-            beside.append(Profiling(parts.learner))
+            beside.append(Profiling(learner))
         trainer = cls(
             record.plan,
-            rollouts=parts.rollouts,
-            learner=parts.learner,
-            steps=parts.steps,
+            rollouts=rollouts,
+            learner=learner,
+            steps=steps,
             checkpoints=record.checkpoints,
             store=record.store,
             resume_from=record.resume_from,

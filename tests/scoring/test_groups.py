@@ -225,6 +225,29 @@ def test_a_group_that_was_stopped_is_compared_when_it_is_whole(scorer: Make, tas
     assert (calls.read_text(), seen) == ("1,1+1+1\n", ["1", "1+1+1"])
 
 
+def test_no_step_of_a_trajectory_is_shown_before_its_group_could_be_compared(scorer: Make, task: Task) -> None:
+    said = iter(["1", "1+1"])
+
+    @rlsdk.workflow("in_steps")
+    class InSteps:
+        scored_at_end = True
+
+        async def run(self, task: Task, chat: Chat) -> list[Rollout]:
+            await chat.sample()
+            status = "aborted" if chat.finish().text == "1+1" else "finished"
+            return [chat.finish(trajectory="a", step=i, status=status) for i in range(2)]
+
+    codec = ChatTokenizer(nano.make_tokenizer(100))
+    policy: Any = ScriptedPolicy(codec, lambda _: next(said))
+    setting = RolloutContext(codec=codec, client=policy, sampling=Sampling(max_tokens=16), max_length=64)
+    seen: list[str] = []
+    generator = RolloutGenerator(
+        rlsdk.load("workflow", InSteps), scorer("group_lab/rank"), 0, lambda rollout, *_: seen.append(rollout.text)
+    )
+    made = asyncio.run(generator.group(task, setting, 2, "a"))
+    assert values(made.scores) == [None] * 4 and seen == []
+
+
 def test_rewards_of_a_rollout_in_which_nothing_was_sampled_add_up() -> None:
     terms = [RewardTerm(RewardSpec(name), rlsdk.load("reward", name)) for name in ("environment", "exact_match")]
     blank = Rollout(
