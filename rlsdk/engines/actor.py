@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from rlsdk import weights as transport
-from rlsdk.cluster.actors import IDENTIFY_SECONDS, RunActor
+from rlsdk.cluster.actors import IDENTIFY_SECONDS, RunActor, pickled
 from rlsdk.cluster.compiled import keep_compiled
-from rlsdk.cluster.streams import pickled
 from rlsdk.contracts import (
     ActorSpec,
     Adapter,

@@ -14,8 +14,7 @@ from typing import Any, Protocol
 import attrs
 import numpy as np
 
-from rlsdk.cluster.actors import cause_of, described, died
-from rlsdk.cluster.streams import streamed
+from rlsdk.cluster.actors import cause_of, described, died, streamed
 from rlsdk.contracts import Completion, Request, Sampled, Sampling
 from rlsdk.engines.messages import Progress
 from rlsdk.errors import EngineError, ValueFault

@@ -18,8 +18,7 @@ from typing import Any
 
 import attrs
 
-from rlsdk.cluster.actors import RunActor, described, kill, spawn
-from rlsdk.cluster.streams import pickled, streamed
+from rlsdk.cluster.actors import RunActor, described, kill, pickled, spawn, streamed
 from rlsdk.components import Isolation
 from rlsdk.environments.host import EnvHost, EnvSpec
 from rlsdk.errors import EnvironmentFault, RlsdkError, WorldLostError

@@ -17,9 +17,8 @@ from typing import Any
 import attrs
 import cloudpickle
 
-from rlsdk.cluster.actors import IDENTIFY_SECONDS, RunActor, cause_of, died, kill, reason
+from rlsdk.cluster.actors import IDENTIFY_SECONDS, RunActor, cause_of, died, kill, pickled, reason, streamed
 from rlsdk.cluster.portable import PortablePlan, Surroundings, portable
-from rlsdk.cluster.streams import pickled, streamed
 from rlsdk.isolation.process import settle
 from rlsdk.isolation.vitals import Identity
 from rlsdk.isolation.watching import RECORDER

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlsdk.cluster.streams import pickled, streamed
+from rlsdk.cluster.actors import pickled, streamed
 
 
 class Counted:

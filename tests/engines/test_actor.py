@@ -21,7 +21,7 @@ import torch
 from ray.exceptions import ActorDiedError
 
 import rlsdk
-from rlsdk.cluster.streams import streamed
+from rlsdk.cluster.actors import streamed
 from rlsdk.contracts import ActorSpec, Completion, Model, Request, Sampled, Sampling, TopTokens, Weights
 from rlsdk.engines.actor import Bundle, EngineActor, Progress
 from rlsdk.engines.starting import engine_clocks, launch
