@@ -89,6 +89,7 @@ class Explorer:
             "rollout.dynamic_sampling: algorithm.filters left out",
             "the model may solve all tasks or none, or the filters are too strict",
         )
+        self._taken: TakenBatch | None = None  # not settled yet
         self._done = 0
         self._reseeds = True
         self._sampled_by_hand = 0
@@ -152,6 +153,8 @@ class Explorer:
             await self.engines.reseed(self._plan.config.seed, version + 1)
             self._reseeds = False
         records = await self._scheduler.take(version)
+        if self._taken is not None:  # the step is repeated
+            return self._taken
         greedy = {t.number: t.baseline for t in records if t.baseline is not None}
         made, self._made = self._made, []
         dropped, self._dropped = self._dropped, []
@@ -169,11 +172,13 @@ class Explorer:
             keyed = ((f"step {self._done + 1} expert/{i}", record.task) for i, record in enumerate(records))
             orders = [GroupOrder(task=task, key=key, size=1, role="expert") for key, task in keyed]
             experts = await made_in_order(self._maker, orders)
-        return TakenBatch(records=tuple(records), greedy=greedy, experts=tuple(experts), metrics=metrics)
+        self._taken = TakenBatch(records=tuple(records), greedy=greedy, experts=tuple(experts), metrics=metrics)
+        return self._taken
 
     def settle(self, taken: TakenBatch, states: Sequence[TaskStatus]) -> None:
         """Set the final status of the records in a batch whose step is done."""
         self._scheduler.settle(taken.records, states)
+        self._taken = None
         self._done += 1
 
     async def publish(self, learner: WeightSender, version: int, *, updated: bool) -> float:

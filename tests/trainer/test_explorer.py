@@ -103,6 +103,15 @@ async def test_groups_that_could_not_be_scored_end_the_run_though_others_replace
 
 
 @pytest.mark.usefixtures("no_ray")
+async def test_a_step_that_is_repeated_has_the_metrics_of_its_batch(tmp_path: Path) -> None:
+    rollouts = explorer(tmp_path)
+    first, again = await rollouts.take(0), await rollouts.take(0)
+    assert "raw/reward" in first.metrics and again == first
+    rollouts.settle(again, [TaskStatus.TRAINED] * 2)
+    assert (await rollouts.take(1)).records != first.records
+
+
+@pytest.mark.usefixtures("no_ray")
 async def test_random_numbers_are_new_after_an_evaluation_and_in_a_resumed_run_that_is_ahead(tmp_path: Path) -> None:
     engines = Engines()
     first = explorer(tmp_path, engines=engines)
