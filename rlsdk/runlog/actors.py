@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import psutil
 
+from rlsdk.contracts.rollouts import EngineStatus
 from rlsdk.errors import RunError
 from rlsdk.runlog.folder import MARKER, replace_text
 
@@ -141,23 +142,15 @@ def read(folder: Path) -> Actors | None:
 
 
 @attrs.frozen(kw_only=True)
-class EngineScaling:
-    """Status of a run's engines.
+class EngineScaling(EngineStatus):
+    """Status of a run's engines, and of the run.
 
     Attributes:
-        wanted: Target number of engines.
-        alive: Ranks of the engines that receive requests.
-        lost: Number of engines that died so far.
-        refused: Reason why the last request was refused; empty if it was fulfilled.
         driver: Process id of the run's driver.
         host: Name of the driver's machine.
         ended: How the run ended: finished, interrupted or failed; empty while it runs.
     """
 
-    wanted: int
-    alive: tuple[int, ...]
-    lost: int
-    refused: str
     driver: int
     host: str = ""
     ended: str = ""

@@ -339,13 +339,17 @@ class RolloutWriter:
         self._thread = threading.Thread(target=self._work, name="rollouts", daemon=True)
         self._thread.start()
 
-    async def submit(self, job: Job) -> None:
+    async def submit(self, job: Job | threading.Event) -> None:
         """Queue a job; if the queue is full, wait without blocking the event loop.
 
         Raises:
             BaseException: The exception of an earlier job.
         """
-        await self._put(job)
+        self._check()
+        try:
+            self._jobs.put_nowait(job)
+        except queue.Full:
+            await asyncio.to_thread(self._jobs.put, job)
 
     async def flush(self) -> None:
         """Wait until all submitted jobs are in the database.
@@ -354,7 +358,7 @@ class RolloutWriter:
             BaseException: The exception of a job.
         """
         done = threading.Event()
-        await self._put(done)
+        await self.submit(done)
         await asyncio.to_thread(done.wait)
         self._check()
 
@@ -367,13 +371,6 @@ class RolloutWriter:
         self._jobs.put(None)
         self._thread.join()
         self._check()
-
-    async def _put(self, job: Job | threading.Event) -> None:
-        self._check()
-        try:
-            self._jobs.put_nowait(job)
-        except queue.Full:
-            await asyncio.to_thread(self._jobs.put, job)
 
     def _check(self) -> None:
         failure, self._failure = self._failure, None

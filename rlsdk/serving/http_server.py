@@ -190,10 +190,6 @@ Routes = Mapping[str, Callable[[Any], Awaitable[HttpReply]]]
 """`"POST /chat/completions"` -> handler of a JSON body (None for GET)."""
 
 
-def _ignore(_: APIError) -> None:
-    """Ignore an error."""
-
-
 @attrs.frozen
 class Mount:
     """A path prefix of the server with its own secret.
@@ -211,7 +207,7 @@ class Endpoint:
     """Server of mounted routes. It starts on first use in an event loop and ends with the loop."""
 
     def __init__(self) -> None:
-        self._mounted: dict[bytes, tuple[Routes, Callable[[APIError], None]]] = {}
+        self._mounted: dict[bytes, tuple[Routes, Callable[[APIError], object]]] = {}
         self._address = ""
 
     async def start(self) -> None:
@@ -220,7 +216,7 @@ class Endpoint:
         self._address = await server.start()
         self._until = asyncio.get_running_loop().create_task(self._live(server))
 
-    def mount(self, routes: Routes, refused: Callable[[APIError], None] = _ignore) -> Mount:
+    def mount(self, routes: Routes, refused: Callable[[APIError], object] = lambda _: None) -> Mount:
         """Serve routes under a new secret.
 
         Args:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,7 +10,6 @@ import torch
 from torch import Tensor
 
 from rlsdk.batch import Credit, CreditInputs, LossInputs
-from rlsdk.isolation.threads import run_to_end
 from rlsdk.schedules import at
 from rlsdk.testing.findings import Violated, numbers, shape
 from rlsdk.testing.inputs import copied, lengths_of
@@ -45,15 +43,10 @@ class Results:
 
 
 def invoke(subject: Subject, made: Callable[..., Any], x: CreditInputs | LossInputs) -> Any:
-    """Call a component by its kind's convention; await an `async` advantage or shaping."""
+    """Call a component by its kind's convention."""
     if subject.component.kind == "kl" and isinstance(x, LossInputs):
         return subject.call(at(made, x.train_step), x.logprobs, x.ref_logprobs)
-
-    def call() -> Any:
-        answer = made(x)
-        return run_to_end(answer) if isinstance(x, CreditInputs) and inspect.isawaitable(answer) else answer
-
-    return subject.call(call)
+    return subject.call(made, x)
 
 
 def results(

@@ -14,6 +14,7 @@ from rlsdk import contracts
 from rlsdk.calls import ARGUMENTS
 from rlsdk.components import Component
 from rlsdk.errors import MissingFieldError, definition_of, described
+from rlsdk.isolation.threads import run_to_end
 from rlsdk.kinds import Kind
 from rlsdk.options import Option
 from rlsdk.plugins import CORE, Plugins
@@ -109,14 +110,15 @@ class Subject:
         return functools.partial(made, **supplied) if supplied else made
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call the component's code.
+        """Call the component's code, and await what an async function returns.
 
         Raises:
             Violated: The code raised an exception, or did not end.
         """
         try:
             with time_limit(SOURCE_SECONDS if self.component.kind == "tasks" else CALL_SECONDS):
-                return function(*arguments)
+                result = function(*arguments)
+                return run_to_end(result) if inspect.isawaitable(result) else result
         except Violated:
             raise
         except (Exception, SystemExit) as error:  # code of a plugin that calls sys.exit must not end the check

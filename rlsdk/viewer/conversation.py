@@ -48,8 +48,7 @@ def _rollout(group: Group, i: int) -> dict[str, Any]:
     return {
         **found,
         "messages": [_message(message) for message in found["messages"]],
-        "metrics": _finite(found["metrics"]),
-        "parts": _finite(dict(score.metrics)),
+        "parts": dict(score.metrics),
         "token_rewards": None if score.token_rewards is None else [list(pair) for pair in score.token_rewards],
         "tokens": int(rollout.loss_mask.sum()),
         "length": len(rollout.token_ids),
@@ -69,10 +68,6 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
 
 def _cut(text: str) -> str:
     return text if len(text) <= MOST_TEXT else text[:MOST_TEXT]
-
-
-def _finite(metrics: Mapping[str, Any]) -> dict[str, float | None]:
-    return {name: float(v) if math.isfinite(v) else None for name, v in metrics.items()}
 
 
 def _plain(value: Any, depth: int = 8) -> Any:

@@ -32,6 +32,10 @@ SECONDS = 0.4
 """Time limit in seconds of a page, which is then returned incomplete; its cursor continues."""
 LONGEST = 60.0
 """Time limit in seconds of a statement, enforced by the database."""
+MOST_HELD_OUT = 400
+"""Maximum number of rows about held-out tasks."""
+MOST_VALUES = 200
+"""Maximum number of values to filter by."""
 EXCERPT = 280
 """Maximum number of characters of a text in a list."""
 
@@ -122,14 +126,8 @@ class Browser:
                 each for each in EVALUATED if connection.execute(stored.where(GROUPS.c.state == each).limit(1)).first()
             ]
 
-    def held_out(self, task: str = "", state: str = EVALUATED[0], *, most: int = 400) -> list[dict[str, Any]]:
-        """Return the answers to a held-out task, one row per evaluation; without a task, the tasks to choose from.
-
-        Args:
-            task: Id of the task.
-            state: `eval greedy` or `eval sampled`.
-            most: Maximum number of rows.
-        """
+    def held_out(self, task: str = "", state: str = EVALUATED[0]) -> list[dict[str, Any]]:
+        """Return the answers to a held-out task, one row per evaluation; without a task, the tasks to choose from."""
         columns = (GROUPS.c.number, GROUPS.c.step, GROUPS.c.task, GROUPS.c.source)
         with self._connected() as (connection, run):
             of_state = (GROUPS.c.run == run) & (GROUPS.c.number < 0) & (GROUPS.c.state == state)
@@ -140,7 +138,7 @@ class Browser:
                 last = sa.select(GROUPS.c.step).where((GROUPS.c.number == newest) & (GROUPS.c.run == run))
                 chosen = sa.select(*columns).where(of_state & (GROUPS.c.step == last.scalar_subquery()))
                 chosen = chosen.order_by(GROUPS.c.number)
-            groups = [dict(row) for row in connection.execute(chosen.limit(most)).mappings()]
+            groups = [dict(row) for row in connection.execute(chosen.limit(MOST_HELD_OUT)).mappings()]
             rows = _shown(connection, run, [(group["number"], 0) for group in groups])
         return rows
 
@@ -209,10 +207,10 @@ def _shown(connection: sa.Connection, run: str, keys: Sequence[Sequence[int]]) -
     return [rows[pair] for pair in pairs if pair in rows]
 
 
-def _distinct(connection: sa.Connection, column: sa.Column[Any], most: int = 200) -> list[str]:
+def _distinct(connection: sa.Connection, column: sa.Column[Any]) -> list[str]:
     """Return the distinct values of an indexed column, with one index look-up per value."""
     found: list[str] = []
-    while len(found) < most:
+    while len(found) < MOST_VALUES:
         least = sa.select(sa.func.min(column))
         value = connection.execute(least.where(column > found[-1]) if found else least).scalar()
         if value is None:

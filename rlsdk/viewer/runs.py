@@ -329,15 +329,10 @@ class MetricTable:
             curves = {name: self._curve(name, len(self.steps)) for name in self._columns}
             return History({name: Series(*curve, name) for name, curve in curves.items()}, max(self.steps, default=0))
 
-    def points(self, names: Iterable[str], most: int = POINTS) -> dict[str, tuple[list[int], list[float]]]:
-        """Return steps and values of metrics, without gaps; neighbouring points of long curves are averaged.
-
-        Args:
-            names: Metric names; unknown ones are skipped.
-            most: Maximum number of points per metric.
-        """
+    def points(self, names: Iterable[str]) -> dict[str, tuple[list[int], list[float]]]:
+        """Return steps and values of known metrics, without gaps; neighbouring points of long curves are averaged."""
         with self._lock:
-            return {name: self._curve(name, most) for name in names if name in self._columns}
+            return {name: self._curve(name, POINTS) for name in names if name in self._columns}
 
     def _curve(self, name: str, most: int) -> tuple[list[int], list[float]]:
         found = [(s, v) for s, v in zip(self.steps, self._columns[name], strict=False) if math.isfinite(v)]

@@ -157,7 +157,8 @@ class Comparison:
 
     async def run(self, first: int | None = None, last: int | None = None) -> dict[str, Any]:
         """Compare the stored steps within bounds, and return plain JSON."""
-        scorer = scorer_of(self._asked.after) if self._asked.scores_again else None
+        after = self._asked.after  # no reward of it needs an actor
+        scorer = Scorer(reward_terms(after), after.config.scoring) if self._asked.scores_again else None
         results: list[StepResult] = []
         with nullcontext() if scorer is None else closing(scorer):
             for number in self._store.steps(first, last):
@@ -304,11 +305,6 @@ def _tokens(stored: Sequence[Any], before: Credited, after: Credited) -> tuple[C
             signs["became_nonzero"] += int(np.count_nonzero((old == 0) & (new != 0)))
             moments = moments + Moments.of(old, new)
     return signs, moments
-
-
-def scorer_of(plan: Plan) -> Scorer:
-    """Create the scorer of a plan without rewards that need an actor; close it after use."""
-    return Scorer(reward_terms(plan), plan.config.scoring)
 
 
 def scored_at_end(plan: Plan) -> bool:

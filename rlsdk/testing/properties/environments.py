@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import inspect
 import itertools
 import math
 import pickle
@@ -20,7 +19,6 @@ import numpy as np
 
 from rlsdk.contracts import DescribesTools, SendsFromEachRank, StreamsTensors, StreamsWeights, Weights, Workflow
 from rlsdk.errors import described
-from rlsdk.isolation.threads import run_to_end
 from rlsdk.loops import LoopWatch
 from rlsdk.nano import make_tokenizer
 from rlsdk.rollout.codec import ChatTokenizer
@@ -53,11 +51,11 @@ HOST = "127.0.0.1"
 
 def _play(subject: Subject, env: Any, seed: int, actions: tuple[str, ...]) -> list[Observation | Step]:
     """Play an episode, and return its observations and steps."""
-    shown: list[Observation | Step] = [_done(subject, env.reset, seed)]
+    shown: list[Observation | Step] = [subject.call(env.reset, seed)]
     if not isinstance(shown[0], Observation):
         raise Violated("form", "an rlsdk.Observation from reset", shape(shown[0]))
     for action in actions:
-        step = _done(subject, env.step, action)
+        step = subject.call(env.step, action)
         if not isinstance(step, Step) or not isinstance(step.observation, Observation):
             raise Violated("form", "an rlsdk.Step with an rlsdk.Observation from step", shape(step))
         if not math.isfinite(step.reward):
@@ -66,12 +64,6 @@ def _play(subject: Subject, env: Any, seed: int, actions: tuple[str, ...]) -> li
         if step.terminated or step.truncated:
             break
     return shown
-
-
-def _done(subject: Subject, method: Callable[[Any], Any], given: Any) -> Any:
-    """Call a method, `async` or not, and return its result."""
-    result = subject.call(method, given)
-    return subject.call(run_to_end, result) if inspect.isawaitable(result) else result
 
 
 def _seeds(_: Subject) -> list[Case[Any]]:

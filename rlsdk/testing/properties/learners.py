@@ -89,20 +89,20 @@ class LearnerTrial:
     def settle(self) -> None:
         """Nothing is left over by a property that failed."""
 
-    def tensors(self, subject: Subject, learner: Any = None) -> Tensors:
-        """Return copies of a learner's weights, as float arrays."""
+    def tensors(self, subject: Subject) -> Tensors:
+        """Return copies of the learner's weights, as float arrays."""
         import torch
 
         from rlsdk.weights import from_weights
 
-        sent: Weights = subject.call((learner or self.learner).weights, 1)
+        sent: Weights = subject.call(self.learner.weights, 1)
         return {name: tensor.to(torch.float32).numpy().copy() for name, tensor in from_weights(sent)}
 
-    def update(self, subject: Subject, batch: TrainBatch, *, scale: int = 1, learner: Any = None) -> dict[str, float]:
+    def update(self, subject: Subject, batch: TrainBatch, *, scale: int = 1) -> dict[str, float]:
         """Take an optimiser step; `scale` multiplies the totals, as if other ranks had as many rollouts."""
         totals = batch.totals
         one = (batch, totals.tokens * scale, totals.rollouts * scale)
-        found: dict[str, float] = subject.call((learner or self.learner).update, [one], 0)
+        found: dict[str, float] = subject.call(self.learner.update, [one], 0)
         return found
 
     def save(self, subject: Subject, name: str) -> Path:
@@ -113,11 +113,11 @@ class LearnerTrial:
         return folder
 
 
-def make_batch(net: Any, count: int = 8, seed: int = 0) -> TrainBatch:
+def make_batch(net: Any, seed: int = 0) -> TrainBatch:
     """Return rollouts of uneven lengths, with gaps in the trained tokens, sampled by nobody but with true logprobs."""
     from rlsdk.contracts import Sampling
 
-    rng = np.random.default_rng(seed)
+    rng, count = np.random.default_rng(seed), 8
     starts, responses = rng.integers(2, 7, count), rng.integers(3, 11, count)
     ids = [rng.integers(3, net.config.vocab_size, p + r) for p, r in zip(starts, responses, strict=True)]
     how = Sampling(temperature=TEMPERATURE)

@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import re
-import secrets
 import signal
 import subprocess
 import sys
@@ -178,12 +177,9 @@ class ConfigFiles:
         if before != version and before != _version(content):
             what = "was changed meanwhile; open it again" if version else "exists already; open it"
             raise ValueFault(f"{name} {what}, or choose another name")
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         try:
-            temporary.write_bytes(content)
-            os.replace(temporary, path)
+            replace_text(path, text)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             raise ValueFault(f"{name} cannot be written: {error.strerror}; does its folder exist?") from error
         return _version(content)
 
