@@ -104,9 +104,6 @@ class Annotation:
     def number(self, labels: Mapping[str, float]) -> float:
         """Return the value of a score as a number.
 
-        Args:
-            labels: Value of each label.
-
         Raises:
             DataError: The value is a label that `labels` lacks.
         """

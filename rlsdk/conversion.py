@@ -65,9 +65,7 @@ def to_checkpoint(model: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
 def from_checkpoint(model: Any, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Convert a checkpoint's tensors to a model's `state_dict` entries, one at a time.
 
-    Args:
-        model: The transformers model that defines names and conversions; it is not changed.
-        tensors: All tensors of the checkpoint. Tensors unknown to the model keep their names.
+    The model defines names and conversions, and is not changed. Tensors unknown to it keep their names.
     """
     conversions = getattr(model, "_weight_conversions", None)
     if conversions is None:

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 
 def counted(count: float, noun: str, plural: str = "") -> str:
-    """Return a count with its noun: `1 rollout`, `1,024 rollouts`.
-
-    Args:
-        count: The count; fractions are shown.
-        noun: Noun in the singular.
-        plural: Noun in the plural; empty for the singular with an s.
-    """
+    """Return a count with its noun: `1 rollout`, `1,024 rollouts`; the plural is by default the singular with an s."""
     number = f"{int(count):,}" if count == int(count) else f"{count:g}"
     return f"{number} {noun if count == 1 else plural or f'{noun}s'}"
 

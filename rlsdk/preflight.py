@@ -110,15 +110,7 @@ def packages(needed: Iterable[str], what: str) -> list[str]:
 
 
 def programs(needed: Iterable[str], what: str) -> list[str]:
-    """Check that the programs started by a part of the run are installed.
-
-    Args:
-        needed: Names or paths of the programs.
-        what: Name of the part, used at the start of the message.
-
-    Returns:
-        One message per missing program.
-    """
+    """Check that the programs started by a part of the run are installed; `what` names that part."""
     return [
         f"{what} starts {name}, which is not on this machine's PATH: install it"
         for name in needed
@@ -245,9 +237,6 @@ def hub_model(name: str) -> list[str]:
 
     If the hub does not answer, it is not asked again, see `read_cache_only`.
 
-    Args:
-        name: Hub id, such as ORG/NAME.
-
     Returns:
         One message if it is neither cached nor downloadable now.
     """
@@ -283,10 +272,6 @@ def hub_has_dataset(name: str, revision: str | None = None) -> bool:
     """Return whether the Hugging Face hub has a dataset that this machine may download.
 
     If the hub does not answer, it is not asked again, see `read_cache_only`.
-
-    Args:
-        name: Hub id, such as ORG/NAME.
-        revision: Commit or tag; None for the newest.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError

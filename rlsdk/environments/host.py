@@ -105,13 +105,6 @@ class EnvHost:
     ) -> Observation:
         """Create an environment and start its episode.
 
-        Args:
-            number: Number that identifies it in later calls.
-            spec: Specification; the same object for environments of the same kind.
-            options: Options of this environment.
-            seed: Seed of the episode.
-            seconds: Time limit.
-
         Raises:
             RlsdkError: The component is missing in this process, or differs.
             WorldLostError: Another environment hangs and holds the lock.

@@ -38,12 +38,7 @@ class EnvSpecs:
     """Cache of environment specifications: one object per component."""
 
     def __init__(self, plugins: Plugins | None, isolation: Isolation | None) -> None:
-        """Create an empty cache.
-
-        Args:
-            plugins: Plugins to look components up in; None for the installed ones.
-            isolation: Isolation that overrides the environments' own marks.
-        """
+        """Create an empty cache; `isolation` overrides the environments' own marks."""
         self._plugins, self._isolation = plugins, isolation
         self._known: dict[Any, EnvSpec] = {}
 

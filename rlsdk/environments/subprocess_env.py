@@ -89,12 +89,7 @@ class SubprocessEnv:
     """An environment that runs in its own process."""
 
     def __init__(self, forks: ForkServer, options: Mapping[str, Any]) -> None:
-        """Create the environment; its process starts with `reset`.
-
-        Args:
-            forks: Fork server of this kind of environment, created with `prepare`.
-            options: Options of this environment.
-        """
+        """Create an environment of a fork server that runs `prepare`; its process starts with `reset`."""
         self._forks, self._options = forks, options
         self._fork: Fork | None = None
 

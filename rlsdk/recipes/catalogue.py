@@ -185,13 +185,7 @@ class RecipeStep:
 
 
 def commands(recipe: Recipe, out: Path, settings: Sequence[str] = (), *, quick: bool = False) -> list[RecipeStep]:
-    """Return the commands of a recipe, in order.
-
-    Args:
-        recipe: The recipe.
-        out: Folder of its runs and of the new model.
-        settings: `KEY=VALUE` settings of the last stage.
-        quick: Run only a few steps.
+    """Return the commands of a recipe, in order; `settings` are those of its last stage, `quick` runs only a few steps.
 
     Raises:
         ValueFault: The settings name a run or its folder, in which its result would not be found.

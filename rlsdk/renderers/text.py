@@ -129,10 +129,6 @@ class TextRenderer:
     ) -> str:
         """Write a finished conversation: its last message is closed, and no answer is opened.
 
-        Args:
-            messages: The conversation; mappings are passed on unchanged.
-            tools: JSON schemas of functions that the policy may call.
-
         Raises:
             ConfigError: The conversation is refused.
         """
@@ -301,14 +297,7 @@ class TextRenderer:
     def _moves(
         self, before: Sequence[Message], behind: Sequence[Message], tools: Sequence[Mapping[str, Any]], earlier: str
     ) -> bool:
-        """Return True if a new question moves the system message or the list of tools, as in Mistral's templates.
-
-        Args:
-            before: Messages before the last answer.
-            behind: Messages after it.
-            tools: JSON schemas of functions that the policy may call.
-            earlier: Rendered text before the last answer, once the messages follow.
-        """
+        """Return True if a new question moves the system message or the list of tools, as in Mistral's templates."""
         if self.keep_history or not (tools or before[0].role == "system") or not behind or behind[-1].role == "tool":
             return False
         first = next((i for i, m in enumerate(before) if m.role == "assistant"), len(before))

@@ -59,11 +59,7 @@ class Cases:
 
 
 def cases_of(task: Task, tolerance: float | None) -> Cases:
-    """Parse the tests of a task.
-
-    Args:
-        task: Task whose answer holds the tests.
-        tolerance: Numeric tolerance; None compares exactly.
+    """Parse the tests of a task; without a tolerance, numbers are compared exactly.
 
     Raises:
         DataError: The answer has none of the accepted forms, or contains no test.

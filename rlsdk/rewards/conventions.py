@@ -162,12 +162,7 @@ class ToolState:
     """Stand-in for the object of a tool class that functions of TRL get in `environments`: its public attributes."""
 
     def __init__(self, name: str, attributes: Mapping[str, Any]) -> None:
-        """Copy the attributes.
-
-        Args:
-            name: Name of the tool class.
-            attributes: What its object had at the end of the rollout.
-        """
+        """Copy the attributes that an object of this tool class had at the end of the rollout."""
         self.__dict__.update(deepcopy(dict(attributes)))
         self.__dict__["_class_name"] = name
 

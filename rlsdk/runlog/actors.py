@@ -185,12 +185,7 @@ def clear_status(folder: Path) -> None:
 
 
 def mark_ended(folder: Path, status: str) -> None:
-    """Record that the run is over, keeping the last status of its engines.
-
-    Args:
-        folder: Run folder.
-        status: How it ended: finished, interrupted or failed.
-    """
+    """Record that the run is over (finished, interrupted or failed), keeping the last status of its engines."""
     last = read_status(folder) or EngineScaling(wanted=0, alive=(), lost=0, refused="", driver=os.getpid())
     write_status(folder, attrs.evolve(last, ended=status))
 

@@ -198,13 +198,7 @@ class LatestAlert:
 
 
 def latest_alerts(history: History, alerts: Iterable[Alert], rules: Mapping[str, Rule]) -> list[LatestAlert]:
-    """Return the latest alert of each diagnosis with findings.
-
-    Args:
-        history: The run's metrics.
-        alerts: Findings during the training, oldest first.
-        rules: Diagnoses to run at the last step; for others, only the alerts count.
-    """
+    """Return the latest alert of each diagnosis with findings; `rules` are evaluated at the last step."""
     recorded = {alert.name: alert for alert in alerts}
     now = {alert.name: alert for alert in Diagnoses(rules).look(history)}
     found = [LatestAlert(attrs.evolve(alert, step=recorded.get(name, alert).step), True) for name, alert in now.items()]

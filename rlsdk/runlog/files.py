@@ -36,12 +36,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def json_lines(path: Path, most: int) -> list[dict[str, Any]]:
-    """Return the last objects in a JSON lines file; incomplete lines are skipped.
-
-    Args:
-        path: The file; it may be missing.
-        most: Maximum number of objects.
-    """
+    """Return the last `most` objects of a JSON lines file, which may be missing; incomplete lines are skipped."""
     found = []
     for line in tail(path, MOST_BYTES)["text"].splitlines():
         try:

@@ -72,11 +72,6 @@ def replacing(path: Path) -> Iterator[Path]:
 def replace_text(path: Path, text: str, *, errors: str = "strict") -> None:
     """Write a file aside and rename it: if the disk is full or the process is killed, the previous file stays.
 
-    Args:
-        path: The file.
-        text: Its content.
-        errors: What to do about text that UTF-8 cannot encode, as for `str.encode`.
-
     Raises:
         OSError: The file cannot be written.
     """
@@ -145,9 +140,6 @@ def held(folder: Path) -> Iterator[FolderLock]:
     The lock is a file next to the folder with the holder's pid and host, touched every few seconds. The lock of a dead
     process on this machine is taken over at once, another machine's after `LEASE_SECONDS` without a touch.
 
-    Args:
-        folder: Folder of the run; it need not exist.
-
     Raises:
         ConfigError: Another program holds it.
     """
@@ -174,11 +166,7 @@ def held(folder: Path) -> Iterator[FolderLock]:
 
 
 def process_in(folder: Path) -> str:
-    """Return the id of the process on this machine that holds a run's folder; empty if none does.
-
-    Args:
-        folder: Folder of the run; it need not exist.
-    """
+    """Return the id of the process on this machine that holds a run's folder; empty if none does."""
     path = _lock_path(folder)
     if not path.exists():
         return ""
@@ -263,10 +251,7 @@ def is_foreign(folder: Path) -> bool:
 
 
 def remove_run(folder: Path) -> None:
-    """Delete a run's folder, so that an interrupted deletion does not leave half a run.
-
-    Args:
-        folder: Folder of the run; nothing happens if it does not exist, or holds no run yet.
+    """Delete a run's folder, if it is one, so that an interrupted deletion does not leave half a run.
 
     Raises:
         ConfigError: The folder was not created by rlsdk.

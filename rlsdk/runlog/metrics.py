@@ -111,12 +111,7 @@ def note_ledger(folder: Path, step: int, sources: Mapping[str, Mapping[str, int]
 
 
 def read_ledger(folder: Path, most: int = 500) -> list[dict[str, Any]]:
-    """Return the counts by step; if a resumed run repeated a step, its later counts.
-
-    Args:
-        folder: Run folder.
-        most: Maximum number of steps; if there are more, intermediate ones are omitted.
-    """
+    """Return the counts by step, at most `most` of them; if a resumed run repeated a step, its later counts."""
     found: list[dict[str, Any]] = []
     for line in _readable(folder / LEDGER):
         try:

@@ -156,14 +156,7 @@ class Observers:
             thread.submit(f"log of step {step}", partial(tracker.log, step, dict(metrics)))
 
     def close_trackers(self, seconds: float = CLOSE_SECONDS) -> dict[str, str]:
-        """Close every tracker.
-
-        Args:
-            seconds: Maximum time to wait for all of them together.
-
-        Returns:
-            Name -> `ok`, or what went wrong.
-        """
+        """Close every tracker within a time for all together; return name -> `ok`, or what went wrong."""
         for thread, tracker in self._trackers.values():
             thread.submit("close", tracker.close)
         deadline = time.monotonic() + seconds

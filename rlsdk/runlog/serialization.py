@@ -115,9 +115,6 @@ def decode(payload: bytes, task: Task | None = None) -> Group:
 def decode_learned(payload: bytes) -> dict[str, list[np.ndarray | None]]:
     """Read the learner's per-token results of a stored group; empty for a group without them.
 
-    Args:
-        payload: Result of `encode`.
-
     Raises:
         ValueFault: The bytes have another format.
     """

@@ -103,12 +103,7 @@ class Entry:
 
 
 def evaluated_entries(step: int, batches: Mapping[str, Sequence[Group]]) -> list[Entry]:
-    """Return the entries of an evaluation, with negative numbers that decrease with the step.
-
-    Args:
-        step: Training steps done.
-        batches: Groups by state, one of `EVALUATED`.
-    """
+    """Return the entries of an evaluation's groups, by state; their numbers are negative and decrease with the step."""
     groups = [(state, group) for state in EVALUATED for group in batches.get(state, ())]
     first = -(step + 1) * _EVALUATION
     return [

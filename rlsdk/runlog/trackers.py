@@ -89,12 +89,8 @@ def online_or_offline(
 ) -> Any:
     """Start the run of a service; offline if the service refuses, unless the user has chosen a mode.
 
-    Args:
-        name: Name of the tracker.
-        start: Starts the run in a mode, and returns it.
-        mode: The mode that the configuration gives, if any.
-        variable: Environment variable that may hold one.
-        refusals: Exceptions of `start` if there is no login or no network.
+    `mode` is that of the configuration; the environment variable may hold one, too. `refusals` are the exceptions of
+    `start` if there is no login or no network.
     """
     try:
         return start(mode)

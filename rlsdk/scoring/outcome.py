@@ -49,12 +49,7 @@ def as_score(result: Any) -> Score:
 
 
 def as_scores(result: Any, count: int) -> list[Score]:
-    """Convert the result of a reward that takes lists to scores; if the length differs, all are invalid.
-
-    Args:
-        result: A list, tuple, array or tensor of scores or numbers.
-        count: Number of rollouts in the call.
-    """
+    """Convert the result of a reward that takes lists to scores; if it has not `count` elements, all are invalid."""
     listed = result.tolist() if hasattr(result, "tolist") else result
     if not isinstance(listed, Collection) or isinstance(listed, str | bytes | Mapping | Set):
         wrong = f"it returned {reprlib.repr(result)}; expected a list of {count} scores"
@@ -204,15 +199,7 @@ def unscored(group: Group) -> list[str]:
 
 
 def check_budget(groups: Sequence[Group], limit: float, when: int | str) -> int:
-    """Count unscored trajectories; raise if their share exceeds `limit`.
-
-    Args:
-        groups: Groups of a step, or of an evaluation.
-        limit: Maximum share of trajectories with an invalid score.
-        when: Step, or a description such as `evaluation at step 3`.
-
-    Returns:
-        Number of unscored trajectories.
+    """Return the number of unscored trajectories, unless their share exceeds `limit`.
 
     Raises:
         ScoringError: The share exceeds `limit`; the message names the step or evaluation, tasks and causes.

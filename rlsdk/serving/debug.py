@@ -72,11 +72,7 @@ class Debugged:
 
 
 def serve_engines(plan: Plan, ready: Callable[[str], None]) -> None:
-    """Start the engines of a plan and serve them on this machine until SIGINT or SIGTERM.
-
-    Args:
-        plan: The plan; its learner is not started.
-        ready: Called with the base URL once requests are accepted.
+    """Start a plan's engines and serve them on this machine until SIGINT or SIGTERM; `ready` gets the base URL.
 
     Raises:
         ConfigError: The plan generates nothing.
@@ -221,14 +217,7 @@ class RemoteClient:
     """
 
     def __init__(self, base_url: str, codec: ChatTokenizer, *, api_key: str = "", model: str = "") -> None:
-        """Create a client.
-
-        Args:
-            base_url: URL without `/completions`.
-            codec: Tokenizer of the served model.
-            api_key: Key, if the server requires one.
-            model: Name of the model on the server; by default, the first one listed.
-        """
+        """Create a client; `base_url` has no `/completions`, and the model is by default the first one listed."""
         self._url, self._codec, self._key, self._model = base_url.rstrip("/"), codec, api_key, model
         self._client: httpx.AsyncClient | None = None
         self._named: asyncio.Task[str] | None = None

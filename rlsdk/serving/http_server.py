@@ -217,12 +217,7 @@ class Endpoint:
         self._until = asyncio.get_running_loop().create_task(self._live(server))
 
     def mount(self, routes: Routes, refused: Callable[[APIError], object] = lambda _: None) -> Mount:
-        """Serve routes under a new secret.
-
-        Args:
-            routes: Handlers of requests.
-            refused: Called with each error sent to a client there.
-        """
+        """Serve routes under a new secret; `refused` is called with each error sent to a client there."""
         secret = secrets.token_urlsafe(24)
         self._mounted[digest(secret)] = routes, refused
         return Mount(f"{self._address}/{secret}/v1", secret)

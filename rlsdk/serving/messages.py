@@ -266,13 +266,7 @@ class AnswerHead:
     created: int = attrs.field(factory=lambda: int(time.time()))
 
     def write(self, kind: str, choices: Sequence[Any], usage: Mapping[str, int] | None = None) -> dict[str, Any]:
-        """Write a body or a chunk.
-
-        Args:
-            kind: `chat.completion`, `chat.completion.chunk` or `text_completion`.
-            choices: Choices of the answer.
-            usage: Numbers of tokens.
-        """
+        """Write a body or a chunk of a kind: `chat.completion`, `chat.completion.chunk` or `text_completion`."""
         head = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
         known = {} if self.fingerprint is None else {"system_fingerprint": self.fingerprint}
         return {**head, **known, "choices": list(choices), **({} if usage is None else {"usage": dict(usage)})}
@@ -303,13 +297,7 @@ def _token(codec: ChatTokenizer, token: int, logprob: float) -> dict[str, Any]:
 
 
 def text_logprobs(codec: ChatTokenizer, tokens: TokenLogprobs, offset: int = 0) -> dict[str, Any]:
-    """Write logprobs in the format of completions.
-
-    Args:
-        codec: Tokenizer of the model.
-        tokens: The tokens.
-        offset: Characters of the answer before them.
-    """
+    """Write logprobs in the format of completions; `offset` characters of the answer precede the tokens."""
     texts = [codec.shown(tokens.token_ids[i : i + 1]) for i in range(len(tokens.token_ids))]
     lengths = [0, *(len(text) for text in texts[:-1])] if texts else []
     top = None

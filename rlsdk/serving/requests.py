@@ -247,15 +247,7 @@ def _ids(done: Completion) -> dict[str, Any]:
 def answered(
     token_ids: np.ndarray, asked: ChatCompletionRequest, codec: ChatTokenizer, dialect: Dialect, *, continued: bool
 ) -> ChatMessage:
-    """Convert the policy's tokens to the message for the client.
-
-    Args:
-        token_ids: Tokens sampled after the prefill.
-        asked: The request.
-        codec: Tokenizer with its renderer.
-        dialect: Parser of tool calls.
-        continued: True if the prefill is a message of the prompt.
-    """
+    """Convert the policy's tokens to the client's message; `continued`: the prefill is a message of the prompt."""
     read = partial(codec.renderer.parse, token_ids, prefill=asked.prefill, continued=continued)
     parsed = read(parser=dialect if asked.calling else None)
     number = sum(message.role == "assistant" for message in asked.messages) + (not asked.prefill)

@@ -50,14 +50,7 @@ class EngineService:
     """
 
     def __init__(self, context: RolloutContext, model: str, dialect: Dialect, *, strict: bool = False) -> None:
-        """Create a service.
-
-        Args:
-            context: Tokenizer, engines and sampling of the run.
-            model: Model name for clients.
-            dialect: Parser of tool calls.
-            strict: Reject other model names and unsupported fields instead of ignoring them.
-        """
+        """Create a service; a strict one rejects other model names and unsupported fields instead of ignoring them."""
         self._context, self._model, self._dialect, self._strict = context, model, dialect, strict
         self._serial = itertools.count()
         self.step: int | None = None

@@ -124,13 +124,7 @@ class LiveChatAnswer(LiveAnswer):
     """Thought and content of one streamed chat completion, up to the first tool call."""
 
     def __init__(self, codec: ChatTokenizer, asked: ChatCompletionRequest, parser: ToolParser | None) -> None:
-        """Create an empty answer.
-
-        Args:
-            codec: Tokenizer of the model, with its renderer.
-            asked: The request.
-            parser: Parser of tool calls; None if the request offers no tools.
-        """
+        """Create an empty answer; without a parser, the request offers no tools."""
         super().__init__(codec, asked.stop)
         self._asked, self._parser = asked, parser
         self._looked_at = NOTHING
@@ -152,11 +146,7 @@ class LiveChatAnswer(LiveAnswer):
         return self._delta(content, thought)
 
     def take_rest_of(self, message: ChatMessage, token_ids: np.ndarray) -> dict[str, str]:
-        """Return the part of the whole answer that was not sent, by field name.
-
-        Args:
-            message: The answer, parsed after it was complete.
-            token_ids: Its tokens.
+        """Return the part of the whole, parsed answer that was not sent, by field name.
 
         Raises:
             EngineError: The tokens that were sent are not the beginning of these.

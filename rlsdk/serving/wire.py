@@ -108,11 +108,7 @@ class CompletionRequest(GenerationRequest):
 
 
 def read_chat(body: Any, *, strict: bool = False) -> ChatCompletionRequest:
-    """Parse a `/chat/completions` request.
-
-    Args:
-        body: JSON body of the request.
-        strict: Reject unsupported sampling fields instead of ignoring them.
+    """Parse a `/chat/completions` request; if strict, reject unsupported sampling fields instead of ignoring them.
 
     Raises:
         APIError: The request is malformed or not supported.
@@ -152,11 +148,7 @@ def _check_continued(fields: Mapping[str, Any], last: ChatMessage) -> None:
 
 
 def read_completion(body: Any, *, strict: bool = False) -> CompletionRequest:
-    """Parse a `/completions` request.
-
-    Args:
-        body: JSON body of the request.
-        strict: Reject unsupported sampling fields instead of ignoring them.
+    """Parse a `/completions` request, see `read_chat`.
 
     Raises:
         APIError: The request is malformed or not supported.

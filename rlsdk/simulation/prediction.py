@@ -109,9 +109,7 @@ def sliced(setup: Setup, most: int) -> Setup:
     Engines work independently, so that a slice of them is representative. Only the longest answer of a batch differs:
     among fewer answers it is shorter, unless it reaches the limit, as with long-tailed lengths.
 
-    Args:
-        setup: Whole setup.
-        most: Maximum rollouts over all steps; the slice keeps at least one engine and one task.
+    The slice has at most `most` rollouts over all steps, but at least one engine and one task.
     """
     rollouts = setup.batch * setup.group * setup.steps
     engines = max(1, round(setup.engines * min(1.0, most / rollouts)))
@@ -255,12 +253,7 @@ def _work(plan: Plan, lengths: Lengths, prompt: int, *, on_cpu: bool) -> Work:
 
 
 def changed(rates: Rates, lengths: Lengths, given: Mapping[str, float]) -> tuple[Rates, Lengths]:
-    """Return rates and lengths with some of them replaced, by name.
-
-    Args:
-        rates: Rates to start from.
-        lengths: Lengths to start from; a `median` or a `sigma` makes them log-normal.
-        given: New values, by name.
+    """Return rates and lengths with some replaced, by name; a `median` or a `sigma` makes lengths log-normal.
 
     Raises:
         ConfigError: A name is unknown, or its value is out of range.

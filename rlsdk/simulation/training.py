@@ -207,11 +207,7 @@ class SimulatedTraining:
         self._maker_seconds, self._ledger_seconds = rates.driver_seconds, rates.ledger_seconds if workers else 0.0
 
     async def run(self, progress: Callable[[int], None] = lambda done: None) -> SimulationResult:
-        """Run all steps.
-
-        Args:
-            progress: Called before each step with the number of steps done.
-        """
+        """Run all steps; `progress` is called before each with the number of steps done."""
         times: list[float] = []
         before, began = attrs.evolve(self._totals), self._now()
         while self._version < self._setup.steps:
@@ -328,12 +324,7 @@ class SimulatedTraining:
 
 
 def simulate(setup: Setup, progress: Callable[[int], None] = lambda done: None) -> SimulationResult:
-    """Run a setup to its end in virtual time.
-
-    Args:
-        setup: Parameters of the simulation.
-        progress: Called before each step with the number of steps done.
-    """
+    """Run a setup to its end in virtual time; `progress` is called before each step with the steps done."""
 
     async def run() -> SimulationResult:
         return await SimulatedTraining(setup).run(progress)

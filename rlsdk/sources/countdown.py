@@ -42,15 +42,7 @@ _QWEN = (
 def prompt(
     template: Template, numbers: Sequence[int], target: int, system: str | None = None, prefill: str | None = None
 ) -> str | tuple[Message, ...]:
-    """Return the prompt of a task: text, or messages if the template is `chat`.
-
-    Args:
-        template: Form of the prompt.
-        numbers: Numbers to use.
-        target: Number to reach.
-        system: System message of a chat.
-        prefill: Beginning of the answer in a chat; the other forms have their own.
-    """
+    """Return the prompt of a task: text, or messages if the template is `chat`."""
     if template == "compact":
         return f"{','.join(map(str, numbers))}>{target}:"
     question = _QUESTION.format(numbers=", ".join(map(str, numbers)), target=target)

@@ -130,12 +130,7 @@ class RowReader:
         return [name for name in present if name in known or any(name in {m, m.split(".")[0]} for m in mapped)]
 
     def task(self, row: Mapping[str, Any], name: str, source: str) -> Task:
-        """Create a task.
-
-        Args:
-            row: Column -> value.
-            name: Id of the task if no column gives one.
-            source: Name of the source if no column gives one.
+        """Create a task; its id and its source are the given ones if no column gives them.
 
         Raises:
             BadRowError: The row cannot be converted to a task.

@@ -19,12 +19,7 @@ def is_url(text: str) -> bool:
 
 
 def mirror_of(url: str, base: str | None = None) -> Path:
-    """Return the local folder that mirrors a remote one.
-
-    Args:
-        url: URL of the remote folder.
-        base: Parent folder of all mirrors; by default, `rlsdk/runs` in the platform's cache folder.
-    """
+    """Return the local folder that mirrors a remote one, by default in the platform's cache folder."""
     import platformdirs
 
     root = Path(base).expanduser() if base else platformdirs.user_cache_path("rlsdk") / "runs"

@@ -163,10 +163,7 @@ def _plain(estimate: Estimate | None) -> dict[str, Any] | None:
 
 
 def suite_tasks(suite: str) -> dict[str, Path]:
-    """Return the tasks of a suite: name -> configuration.
-
-    Args:
-        suite: Name of a suite in the repository, or a folder of configurations.
+    """Return the tasks of a suite, a name in the repository or a folder of configurations: name -> configuration.
 
     Raises:
         ConfigError: There is no such suite.

@@ -48,12 +48,7 @@ Options = Mapping[str, Mapping[str, Any]]
 
 
 def properties(component: Component, *, start: bool = False) -> tuple[Property, ...]:
-    """Return the properties required of a component, in checking order.
-
-    Args:
-        component: Component to check.
-        start: Include those of a started engine or learner.
-    """
+    """Return a component's properties in checking order; `start` includes those of a started engine or learner."""
     tensors = component.kind in ON_BATCHES
     wanted = [name for name in MODULES if tensors or name not in ON_TENSORS]
     if start and component.kind in OF_STARTED:

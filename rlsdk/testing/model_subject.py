@@ -154,14 +154,7 @@ def tools_of(conversation: Sequence[Message]) -> list[Mapping[str, Any]]:
 
 
 def round_trip_fault(codec: ChatTokenizer, conversation: Sequence[Message]) -> str | None:
-    """Write calls with the texts of a conversation, and parse them with the parser for their format.
-
-    Args:
-        codec: Tokenizer with its renderer.
-        conversation: Conversation whose texts become arguments; with several messages, two tools are called at once.
-
-    Returns:
-        What was parsed instead of the calls; None if they match.
+    """Write calls with the texts of a conversation, parse them, and return how they differ; None if they match.
 
     Raises:
         NotApplicable: The renderer does not write calls, or no parser knows their format.

@@ -34,15 +34,7 @@ Outcome = Violated | NotApplicable | None
 
 
 def try_out(subject: Subject, properties: Sequence[Property]) -> Mapping[str, Outcome]:
-    """Check properties of an engine or a learner in a child process.
-
-    Args:
-        subject: The component.
-        properties: Properties to check, in this order.
-
-    Returns:
-        Name of a property -> its violation, why it could not be checked, or None if it holds.
-    """
+    """Check properties of an engine or a learner in a child process; None is the outcome of one that holds."""
     if not subject.plugin:
         why = NotApplicable("a child process cannot import it by name; check its plugin or file instead")
         return dict.fromkeys((p.name for p in properties), why)
@@ -108,16 +100,7 @@ def _outcomes(folder: Path, properties: Sequence[Property], ended: str) -> dict[
 
 
 def try_rules(subject: Subject, properties: Sequence[Property], folder: Path) -> list[dict[str, str]]:
-    """Start a component in this process and check its properties; append the results to a file as they come.
-
-    Args:
-        subject: The component.
-        properties: Properties to check, in this order.
-        folder: Folder for the model and the results.
-
-    Returns:
-        One result for each property: `sort`, `expected` and `got` of a violation, `skipped`, or nothing.
-    """
+    """Start a component and check its properties, appending each result to a file of the folder as it comes."""
     from rlsdk.testing.properties import engines, learners
 
     trial: Any = {"engine": engines.EngineTrial, "learner": learners.LearnerTrial}[subject.component.kind](

@@ -86,10 +86,7 @@ class Browser:
         If few rows match, a page may hold few rows or none and yet not be the last: the walk stopped after `SECONDS`
         at step `at_step`, and `next` continues it.
 
-        Args:
-            wanted: The filter.
-            cursor: `next` of the previous page; None for the first page.
-            limit: Maximum number of rows.
+        `cursor` is `next` of the previous page; None for the first one.
         """
         with self._connected() as (connection, run):
             keys, after = _listed(connection, run, wanted, cursor, limit)

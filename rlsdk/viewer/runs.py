@@ -173,11 +173,7 @@ class RunFolder:
         }
 
     def log(self, name: str, after: int | None) -> dict[str, Any]:
-        """Return the tail of a log file.
-
-        Args:
-            name: File name without `.log`.
-            after: Position up to which the reader has the file.
+        """Return the tail of a log file, after the position up to which the reader has it.
 
         Raises:
             ValueFault: There is no such log.
@@ -202,9 +198,7 @@ def is_run(path: Path) -> bool:
 def find_runs(given: Sequence[Path], *, required: bool = True) -> list[Path]:
     """Return the newest run folders: those given, and those directly below given folders that are not runs themselves.
 
-    Args:
-        given: Folders.
-        required: If False, skip folders that do not exist or hold no run yet.
+    Unless required, folders that do not exist or hold no run yet are skipped.
 
     Raises:
         RunError: A folder does not exist, or holds no run.

@@ -60,12 +60,7 @@ class ViewerService:
     """
 
     def __init__(self, given: Sequence[str], *, token: str = "", studio: Studio | None = None) -> None:
-        """Find the runs.
-
-        Args:
-            given: Folders or URLs of runs, or folders of such folders.
-            token: Secret that requests must carry; empty for none.
-            studio: Studio, which writes configurations and starts runs; None for a read-only viewer.
+        """Find the runs in folders, at URLs, and in folders of such folders; without a studio, the viewer only reads.
 
         Raises:
             RunError: A URL cannot be read or, without the studio, a folder does not exist or holds no run.
@@ -257,14 +252,7 @@ async def _static(request: web.Request) -> web.StreamResponse:
 async def serve(
     service: ViewerService, host: str, port: int, ready: Callable[[str], None], ended: asyncio.Event
 ) -> None:
-    """Serve until an event is set; the viewer stays open.
-
-    Args:
-        service: The viewer.
-        host: Address to listen on.
-        port: Port; 0 for a free one.
-        ready: Called with the URL once the server accepts requests.
-        ended: Event that stops the server.
+    """Serve until an event is set, and call `ready` with the URL once requests are accepted; the viewer stays open.
 
     Raises:
         EnvironmentFault: The port is in use or not permitted, or the address is not this machine's.

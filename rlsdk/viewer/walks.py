@@ -220,12 +220,6 @@ def few_rows(wanted: Filter, walk: Walk, run: str, limit: int) -> Iterator[tuple
     """Yield unordered statements that find rows by a condition other than the walk's, and what is left to check.
 
     If such a condition holds for few rows, reading all of them is faster than walking until they are found.
-
-    Args:
-        wanted: The filter.
-        walk: Walk of the filter, whose order defines the keys.
-        run: Id of the run.
-        limit: Maximum number of rows.
     """
     for names, table, conditions in _conditions(wanted):
         if not names <= walk.names:

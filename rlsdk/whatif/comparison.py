@@ -134,14 +134,7 @@ class Comparison:
         gradients: Gradients | None = None,
         examples: int = 5,
     ) -> None:
-        """Prepare both sides.
-
-        Args:
-            run: Folder of the run.
-            asked: The question.
-            gradients: Computes gradients with the weights of a checkpoint.
-            examples: Number of rollouts to show, those whose reward changed most.
-        """
+        """Prepare both sides; the `examples` rollouts whose reward changed most are shown."""
         self._store, self._asked, self._gradients = Store(run), asked, gradients
         stored = self._store.steps()
         steps = asked.before.config.steps or max(stored, default=1)
@@ -316,10 +309,7 @@ def scored_at_end(plan: Plan) -> bool:
 async def scored_again(scorer: Scorer, groups: Sequence[Group], *, at_end: bool) -> list[Group]:
     """Return groups with new scores; rollouts that failed or were stopped keep theirs.
 
-    Args:
-        scorer: Scorer of the other reward.
-        groups: Groups with the scores of the run.
-        at_end: True if only the last rollout is scored, for the whole trajectory.
+    `at_end`: only the last rollout is scored, for the whole trajectory.
     """
     return await asyncio.gather(*(_scored(scorer, group, at_end) for group in groups))
 

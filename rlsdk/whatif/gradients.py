@@ -103,13 +103,7 @@ class Gradients:
         return found
 
     def compare(self, before: StepBatch | None, after: StepBatch | None, step: int) -> dict[str, float | None]:
-        """Return the cosine of the two gradients on a step's rollouts, and their norms.
-
-        Args:
-            before: Rollouts that the run trained; None for no gradient.
-            after: Rollouts that the changed plan trains.
-            step: Number of training steps done.
-        """
+        """Return the cosine of the gradients on the rollouts that each plan trains in a step, and their norms."""
         gradients = [
             self._gradient(plan, objective, batch, step)
             for plan, objective, batch in zip(self._plans, self._objectives, (before, after), strict=True)

@@ -156,10 +156,7 @@ def _changes(before: Tree, after: Tree) -> dict[str, tuple[Any, Any]]:
 def missing_fields(before: Plan, after: Plan, *, model: bool) -> list[str]:
     """Report parts of the changed plan that read data that is not stored.
 
-    Args:
-        before: Plan of the run, used for its objective.
-        after: Plan with the changes.
-        model: True if a checkpoint's weights are available, so that the objective is computed.
+    With a checkpoint's weights (`model`), the objectives of both plans are computed, too.
     """
     if after.algorithm.rollouts == "demonstrations":
         return ["algorithm: it learns from demonstrations, which rewards and filters of stored rollouts do not affect"]

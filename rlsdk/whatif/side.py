@@ -185,11 +185,7 @@ class Side:
     ) -> Credited:
         """Assign credit to the groups that pass the filters.
 
-        Args:
-            step: Number of the step, from 1.
-            verdicts: Verdict on each group.
-            stored: Stored groups.
-            keep: True to use the stored advantages if every rollout has them.
+        If `keep`, the stored advantages are used, provided that every rollout has them.
         """
         batch = pack([each.group for each in verdicts if each.group is not None])
         if batch is None:

@@ -97,12 +97,7 @@ class Tool:
 
 
 def named(tool: str, names: Sequence[str], call: Call) -> dict[str, Any]:
-    """Convert all arguments of a call to named arguments.
-
-    Args:
-        tool: Name of the tool.
-        names: Parameter names, in order.
-        call: The call.
+    """Convert all arguments of a call to named ones, given the parameters in order.
 
     Raises:
         WrongCallError: There are too many arguments, or one is given twice.

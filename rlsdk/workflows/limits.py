@@ -69,14 +69,7 @@ async def within(seconds: float | None, work: Awaitable[Any]) -> Any:
 async def call_within(
     seconds: float | None, threads: Threads, function: Callable[..., Any], /, *arguments: Any, **named: Any
 ) -> Any:
-    """Call a function within a time limit, a sync one in a thread; raises what the function raises.
-
-    Args:
-        seconds: Time limit; None for no limit.
-        threads: Threads for sync functions.
-        function: Function, sync or async.
-        *arguments: Its positional arguments.
-        **named: Its named arguments.
+    """Call a function within a time limit (None: none), a sync one in a thread; raises what the function raises.
 
     Raises:
         LateError: The call exceeded its time limit.

@@ -98,12 +98,7 @@ class Connection:
     """Connection to a server: the current session, or a new one after the server ended."""
 
     def __init__(self, name: str, server: Server) -> None:
-        """Prepare a connection; the server is started when its tools are first needed.
-
-        Args:
-            name: Name of the server in the config.
-            server: The server.
-        """
+        """Prepare a connection; the server is started when its tools are first needed."""
         self._name, self._server = name, server
         # One session per event loop, since a session is bound to the loop that created it.
         self._sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _McpSession] = weakref.WeakKeyDictionary()

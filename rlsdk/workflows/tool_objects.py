@@ -126,13 +126,7 @@ class ToolObject:
     """
 
     def __init__(self, tool_class: ToolClass, threads: Threads, seconds: float) -> None:
-        """Create nothing yet; see `start`.
-
-        Args:
-            tool_class: Its class.
-            threads: Threads for its sync methods.
-            seconds: Time limit of one call.
-        """
+        """Create nothing yet, see `start`; each call gets `seconds`, and sync methods run in threads."""
         self._class, self._threads, self._seconds = tool_class, threads, seconds
         self._instance: Any = None
         self._last_call: asyncio.Future[Any] | None = None

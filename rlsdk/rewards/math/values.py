@@ -252,13 +252,7 @@ def is_zero(value: Number) -> bool:
 
 
 def close(a: Number, b: Number, tolerance: float = 0.0) -> bool:
-    """Return True if two values are equal.
-
-    Args:
-        a: First value.
-        b: Second value.
-        tolerance: Maximum relative difference of equal values; 0 compares rational values exactly.
-    """
+    """Return True if two values are equal, up to a relative difference; rational ones exactly if that is 0."""
     if isinstance(a, float) or isinstance(b, float):  # only infinities are
         return isinstance(a, float) and isinstance(b, float) and a == b
     if isinstance(a, Fraction) and isinstance(b, Fraction):

@@ -54,14 +54,8 @@ class Studio:
     async def start(self, text: str, file: str, version: str, *, resume: bool) -> dict[str, Any]:
         """Check a configuration, save it, and start a run.
 
-        Args:
-            text: The configuration.
-            file: Its file below the folder; empty if it has none, in which case the studio keeps a copy.
-            version: Version of the file when it was opened.
-            resume: Continue the run in its folder.
-
-        Returns:
-            `name` of the run, `file` and its new `version`.
+        A configuration without a file is copied to the studio's notes. Returns `name` of the run, `file` and its new
+        `version`.
 
         Raises:
             ConfigError: The configuration has faults, or its folder already holds a run.
@@ -160,12 +154,7 @@ class ConfigFiles:
             raise ValueFault(f"{name} is not UTF-8 text") from error
 
     def save(self, name: str, text: str, version: str) -> str:
-        """Write a file atomically, and return its version.
-
-        Args:
-            name: Path relative to the folder.
-            text: New content.
-            version: Version of the file when it was opened; empty for a new file.
+        """Write a file, unless its version is no longer the given one (empty for a new file); return the new version.
 
         Raises:
             ValueFault: The path is not below the folder, or the file was changed meanwhile or cannot be written.
