@@ -230,20 +230,13 @@ class AnnotationFile:
         """Return the annotations that were not undone, in the order they were made; only new lines are read.
 
         An incomplete line, as a crash may leave, is skipped.
-
-        Raises:
-            RunError: The file cannot be read.
         """
         with self._lock:
             self._refresh()
             return tuple(self._standing.values())
 
     def append(self, annotation: Annotation) -> None:
-        """Add an annotation; it is on disk when this returns.
-
-        Raises:
-            RunError: The file cannot be written.
-        """
+        """Add an annotation; it is on disk when this returns."""
         with self._lock:
             self._append(annotation)
 
@@ -252,9 +245,6 @@ class AnnotationFile:
 
         Returns:
             The annotation; None if there is none.
-
-        Raises:
-            RunError: The file cannot be read or written.
         """
         with self._lock:
             self._refresh()

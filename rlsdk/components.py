@@ -192,12 +192,7 @@ class Bound:
 
 @attrs.frozen(eq=False)
 class Product:
-    """Several corrections as one: its weights are the product of theirs.
-
-    Attributes:
-        component: The component that has the needs of all.
-        parts: Unique name -> the bound correction.
-    """
+    """Several corrections as one: its weights are the product of theirs."""
 
     component: Component
     parts: Mapping[str, Any]

@@ -333,11 +333,7 @@ def _runs(arch: str, capability: tuple[int, int]) -> bool:
 
 
 def require(faults: Iterable[str]) -> None:
-    """Raise an error if a check found faults.
-
-    Raises:
-        EnvironmentFault: There are faults; the message lists all of them.
-    """
+    """Raise an error if a check found faults."""
     found = list(faults)
     if found:
         raise EnvironmentFault("\n".join(["this machine cannot run that yet:", *(f"  - {fault}" for fault in found)]))

@@ -81,13 +81,7 @@ Call = Reset | Act | Close | Register
 
 @attrs.frozen
 class Failed:
-    """A failed call.
-
-    Attributes:
-        kind: Kind of failure, one of `FAILURES`.
-        text: Description of the failure.
-        stuck: Number of calls that currently hang in this worker.
-    """
+    """A failed call: its kind, one of `FAILURES`, and the number of calls that now hang in this worker."""
 
     kind: str
     text: str

@@ -32,13 +32,7 @@ _LAST_WORDS = 1.0
 
 @attrs.frozen(eq=False)
 class EnvSpec:
-    """Specification of one kind of environment, without options.
-
-    Attributes:
-        reference: Reference to the component.
-        isolation: Isolation of calls.
-        kind: Number that identifies the component to workers.
-    """
+    """One kind of environment, without options; `kind` is the number that identifies it to workers."""
 
     reference: ComponentRef
     isolation: Isolation

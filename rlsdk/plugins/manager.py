@@ -234,11 +234,7 @@ class Plugins(pluggy.PluginManager):
         return component
 
     def bind(self, component: Component, options: Mapping[str, Any]) -> Any:
-        """Instantiate a component; components that it loads in the process are looked up among these plugins.
-
-        Raises:
-            OptionError: The options are invalid.
-        """
+        """Instantiate a component; components that it loads in the process are looked up among these plugins."""
         token = _PRESENT.set(self)
         try:
             return component.bind(options)
@@ -508,11 +504,7 @@ def present() -> Plugins | None:
 
 
 def check_kind(kind: str) -> None:
-    """Refuse an unknown kind.
-
-    Raises:
-        UnknownComponentError: The kind does not exist; the message names the nearest.
-    """
+    """Refuse an unknown kind."""
     if kind not in KINDS:
         raise UnknownComponentError(_unknown("kind", str(kind), KINDS, "rlsdk"))
 

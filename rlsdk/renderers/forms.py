@@ -46,12 +46,7 @@ class Between:
 
 @attrs.frozen
 class Rewrite:
-    """An answer that a template alters once messages follow it, with the conversation before it.
-
-    Attributes:
-        written_whole: Text as originally rendered.
-        found_whole: Text as rendered later.
-    """
+    """An answer that a template alters once messages follow it, with the conversation before it: as it was, and later."""
 
     written_whole: str
     found_whole: str
@@ -146,12 +141,7 @@ def marks_around(written: str, thought: str) -> tuple[str, str]:
 
 @attrs.frozen
 class SplitAnswer:
-    """The parts of an answer's text.
-
-    Attributes:
-        reasoning: Thought; empty if there is none.
-        rest: Text after it, including tool calls.
-    """
+    """Thought of an answer, and the text after it, including tool calls."""
 
     reasoning: str
     rest: str

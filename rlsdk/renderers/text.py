@@ -127,11 +127,7 @@ class TextRenderer:
     def render_closed(
         self, messages: Sequence[Message | Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> str:
-        """Write a finished conversation: its last message is closed, and no answer is opened.
-
-        Raises:
-            ConfigError: The conversation is refused.
-        """
+        """Write a finished conversation: its last message is closed, and no answer is opened."""
         return self._render(messages, tools, add_generation_prompt=False)
 
     def _render(
@@ -400,9 +396,6 @@ class TextRenderer:
 
         Returns:
             The first difference; None if there is none.
-
-        Raises:
-            ConfigError: The conversation is refused.
         """
         opened, answer = self.render([QUESTION]), self._answer()
         written = self._up_to_answer([answer])

@@ -116,13 +116,7 @@ def _listed(value: Any) -> Sequence[Any] | None:
 
 @attrs.define
 class Log:
-    """Values logged by a TRL function during a call.
-
-    Attributes:
-        count: Number of rollouts in the call.
-        columns: Logged columns, with one number per rollout.
-        means: Logged numbers for the whole call.
-    """
+    """What a TRL function logs in a call for `count` rollouts: columns with one number for each, and means of all."""
 
     count: int
     columns: dict[str, list[Any]] = attrs.field(factory=dict)

@@ -65,13 +65,7 @@ class ActorState:
 
 @attrs.frozen
 class Actors:
-    """Snapshot of a run's processes.
-
-    Attributes:
-        written: Time of the observation, in seconds since 1970.
-        stage: Stage of the run, and for how long.
-        actors: The processes.
-    """
+    """Snapshot of a run's processes and stage; `written` is its time in seconds since 1970."""
 
     written: float
     stage: str

@@ -53,11 +53,7 @@ def aside(path: Path) -> Path:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield where to write a file, which is then renamed: if the disk is full, the previous file, or none, stays.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Yield where to write a file, which is then renamed: if the disk is full, the previous file, or none, stays."""
     partial = aside(path)
     try:
         with naming(path):
@@ -70,11 +66,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def replace_text(path: Path, text: str, *, errors: str = "strict") -> None:
-    """Write a file aside and rename it: if the disk is full or the process is killed, the previous file stays.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Write a file aside and rename it: if the disk is full or the process is killed, the previous file stays."""
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8", errors=errors)
 

@@ -340,11 +340,7 @@ class RolloutWriter:
         self._thread.start()
 
     async def submit(self, job: Job | threading.Event) -> None:
-        """Queue a job; if the queue is full, wait without blocking the event loop.
-
-        Raises:
-            BaseException: The exception of an earlier job.
-        """
+        """Queue a job; if the queue is full, wait without blocking the event loop."""
         self._check()
         try:
             self._jobs.put_nowait(job)
@@ -352,22 +348,14 @@ class RolloutWriter:
             await asyncio.to_thread(self._jobs.put, job)
 
     async def flush(self) -> None:
-        """Wait until all submitted jobs are in the database.
-
-        Raises:
-            BaseException: The exception of a job.
-        """
+        """Wait until all submitted jobs are in the database."""
         done = threading.Event()
         await self.submit(done)
         await asyncio.to_thread(done.wait)
         self._check()
 
     def close(self) -> None:
-        """Wait for all jobs and end the thread.
-
-        Raises:
-            BaseException: The exception of a job, unless it was raised before.
-        """
+        """Wait for all jobs and end the thread."""
         self._jobs.put(None)
         self._thread.join()
         self._check()

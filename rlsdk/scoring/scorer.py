@@ -202,11 +202,7 @@ class Scorer:
         return (await self.finish([await self.begin(rollout)]))[0]
 
     async def score_group(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        """Score all rollouts of one task.
-
-        Raises:
-            DataError: See `score`.
-        """
+        """Score all rollouts of one task."""
         return await self.finish(await asyncio.gather(*(self.begin(rollout) for rollout in rollouts)))
 
     async def begin(self, rollout: Rollout) -> ScoringCounters:
@@ -223,9 +219,6 @@ class Scorer:
 
         Args:
             counted: Counters of the scorable rollouts of one task, in order.
-
-        Raises:
-            DataError: See `score`.
         """
         for index, part in enumerate(self._parts):
             if part.late:

@@ -45,15 +45,7 @@ class _Node:
 
 @attrs.frozen(eq=False)
 class _Turn:
-    """A request and the conversation in which it is answered.
-
-    Attributes:
-        asked: The request.
-        serial: Number of the request.
-        parent: Recorded answer that it continues.
-        chat: Conversation, with the new messages.
-        prefill: Text at the start of the answer, if the conversation does not end with it.
-    """
+    """A request and the conversation in which it is answered, with the prefill unless the conversation ends with it."""
 
     asked: ChatCompletionRequest
     serial: int

@@ -117,11 +117,7 @@ class PublicServer:
         return await answer(await read_json(request) if request.method == "POST" else None)
 
     def _admit(self, request: web.Request) -> None:
-        """Reject requests without the key or, if the server has none, requests that a web page could have sent.
-
-        Raises:
-            APIError: The request is rejected.
-        """
+        """Reject requests without the key or, if the server has none, requests that a web page could have sent."""
         if self._key:
             if not hmac.compare_digest(digest(request.headers.get("authorization", "")), self._key):
                 raise APIError(

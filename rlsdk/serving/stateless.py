@@ -72,11 +72,7 @@ class EngineService:
         }
 
     def model(self, name: str) -> HttpReply:
-        """Answer `/models/NAME`.
-
-        Raises:
-            APIError: There is no such model.
-        """
+        """Answer `/models/NAME`."""
         if name != self._model:
             raise self._no_model(name)
         return HttpReply(body=self._listed().body["data"][0])
@@ -157,11 +153,7 @@ class EngineService:
         return await asyncio.to_thread(encode)
 
     def _sampling(self, asked: GenerationRequest, prompt: int) -> Sampling:
-        """Return the sampling parameters for a prompt of this length.
-
-        Raises:
-            APIError: The prompt leaves no room for an answer.
-        """
+        """Return the sampling parameters for a prompt of this length."""
         room = self._context.max_length - prompt
         if room < 1:
             what = "messages" if isinstance(asked, ChatCompletionRequest) else "prompt"

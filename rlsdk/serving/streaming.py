@@ -146,11 +146,7 @@ class LiveChatAnswer(LiveAnswer):
         return self._delta(content, thought)
 
     def take_rest_of(self, message: ChatMessage, token_ids: np.ndarray) -> dict[str, str]:
-        """Return the part of the whole, parsed answer that was not sent, by field name.
-
-        Raises:
-            EngineError: The tokens that were sent are not the beginning of these.
-        """
+        """Return the part of the whole, parsed answer that was not sent, by field name."""
         fits = message.content.startswith(self.sent) and message.reasoning.startswith(self._thought)
         if not fits and np.array_equal(token_ids[: len(self._looked_at)], self._looked_at):
             # A late mark such as `</think>` splits the answer differently from what was sent. The client gets the rest

@@ -108,11 +108,7 @@ class CompletionRequest(GenerationRequest):
 
 
 def read_chat(body: Any, *, strict: bool = False) -> ChatCompletionRequest:
-    """Parse a `/chat/completions` request; if strict, reject unsupported sampling fields instead of ignoring them.
-
-    Raises:
-        APIError: The request is malformed or not supported.
-    """
+    """Parse a `/chat/completions` request; if strict, reject unsupported sampling fields instead of ignoring them."""
     fields = read_object(body)
     given = read_list(fields, "messages")
     if len(given) > MAX_MESSAGES:
@@ -148,11 +144,7 @@ def _check_continued(fields: Mapping[str, Any], last: ChatMessage) -> None:
 
 
 def read_completion(body: Any, *, strict: bool = False) -> CompletionRequest:
-    """Parse a `/completions` request, see `read_chat`.
-
-    Raises:
-        APIError: The request is malformed or not supported.
-    """
+    """Parse a `/completions` request, see `read_chat`."""
     fields = read_object(body)
     common = _common(fields, strict=strict)
     prompts = _prompts(fields.get("prompt"))

@@ -191,13 +191,7 @@ def takes_turns(plan: Plan) -> bool:
 
 @attrs.frozen(kw_only=True)
 class Assumptions:
-    """Default rates and lengths, before anything was measured or given.
-
-    Attributes:
-        rates: Speeds of the parts.
-        lengths: Lengths of responses.
-        origins: Name of a rate -> where its value comes from.
-    """
+    """Default rates and lengths, before anything was measured or given; `origins` says where each comes from."""
 
     rates: Rates
     lengths: Lengths

@@ -147,11 +147,7 @@ class _Counts:
 
 @attrs.define
 class _Processes:
-    """Processes that work sequentially; each piece of work goes to the first free one.
-
-    Attributes:
-        free: Time at which each process has finished its work so far.
-    """
+    """Processes that work sequentially, each free from a time on; work goes to the first free one."""
 
     free: list[float]
 

@@ -99,11 +99,7 @@ class TaskOrder:
         return None if self.sort_by is None else self.sort_by.removeprefix("-")
 
     def key(self, row: Mapping[str, Any]) -> float:
-        """Return a row's key, smallest first; 0 if there is no column to sort by.
-
-        Raises:
-            BadRowError: The row has no number there.
-        """
+        """Return a row's key, smallest first; 0 if there is no column to sort by."""
         if (column := self.column) is None:
             return 0.0
         try:
@@ -130,11 +126,7 @@ class RowReader:
         return [name for name in present if name in known or any(name in {m, m.split(".")[0]} for m in mapped)]
 
     def task(self, row: Mapping[str, Any], name: str, source: str) -> Task:
-        """Create a task; its id and its source are the given ones if no column gives them.
-
-        Raises:
-            BadRowError: The row cannot be converted to a task.
-        """
+        """Create a task; its id and its source are the given ones if no column gives them."""
         c, present = self.columns, {name: name for name in row}
         verl = "reward_model.ground_truth" if isinstance(row.get("reward_model"), Mapping) else None
         places = {

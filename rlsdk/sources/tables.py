@@ -121,9 +121,6 @@ def find(paths: Sequence[str], split: str, suffix: str) -> list[str]:
             system.
         split: Split to select in folders.
         suffix: File suffix to select in folders.
-
-    Raises:
-        DataError: The file does not exist.
     """
     from fsspec.core import url_to_fs
 
@@ -163,11 +160,7 @@ def _missing(system: Any, bare: str, split: str, suffix: str) -> str:
 
 
 def read_parquet(path: str) -> Columnar:
-    """Read a parquet file.
-
-    Raises:
-        DataError: It cannot be read.
-    """
+    """Read a parquet file."""
     import fsspec
     import pyarrow.parquet as pq
     from datasets import Dataset
@@ -189,11 +182,7 @@ def is_parquet(path: str) -> bool:
 
 
 def read_jsonl(path: str) -> JsonLines:
-    """Read a file of JSON lines, compressed or not.
-
-    Raises:
-        DataError: It cannot be read.
-    """
+    """Read a file of JSON lines, compressed or not."""
     import fsspec
 
     try:

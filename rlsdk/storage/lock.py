@@ -78,11 +78,7 @@ class RemoteLock:
             self._folder.remove(LOCK)
 
     def _take_over(self) -> None:
-        """Replace the lock of a dead holder.
-
-        Raises:
-            ConfigError: The holder is alive, or another program was faster.
-        """
+        """Replace the lock of a dead holder."""
         first = self._holder() or {}
         state = _state(first)
         if state not in ("gone", "zombie", "unknown"):

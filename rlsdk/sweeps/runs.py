@@ -73,11 +73,7 @@ class SweepRun:
         return (*self.settings, f"seed={self.seed}", out, f"name={json.dumps(self.name)}")
 
     def check(self) -> Plan:
-        """Check the run's configuration.
-
-        Raises:
-            ConfigError: Lists all faults.
-        """
+        """Check the run's configuration."""
         return check(self.config, self.overrides, self.plugins)
 
     @property

@@ -23,14 +23,7 @@ SETTING = re.compile(r"[\w.\[\]]+=")
 
 @attrs.frozen
 class Standing:
-    """Scores of an algorithm.
-
-    Attributes:
-        algorithm: The algorithm, as given.
-        scores: Task -> seed -> score; runs without a score are omitted.
-        missing: Names of the runs without a score.
-        metric: Name of the metric that is the score.
-    """
+    """Scores of an algorithm by `metric`: task -> seed -> score; `missing` names the runs without a score."""
 
     algorithm: str
     scores: Mapping[str, Mapping[int, float]]

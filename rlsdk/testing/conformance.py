@@ -60,12 +60,7 @@ def properties(component: Component, *, start: bool = False) -> tuple[Property, 
 
 
 class Check:
-    """Checks of one component; each property is checked when its result is first requested.
-
-    Attributes:
-        subject: The component with its options.
-        properties: Name -> property, in checking order.
-    """
+    """Checks of one component; each property is checked when its result is first requested."""
 
     def __init__(self, subject: Subject, *, start: bool = False) -> None:
         self.properties = {p.name: p for p in properties(subject.component, start=start)}

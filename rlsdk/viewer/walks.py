@@ -88,15 +88,7 @@ _BY_NUMBER = {"train": frozenset({"kind"}), "eval": frozenset({"kind", "step_fro
 
 @attrs.frozen(kw_only=True)
 class Walk:
-    """The index walked by a list: the order of its rows, and the conditions that the statement decides.
-
-    Attributes:
-        order: Columns to order by.
-        descending: True for descending order.
-        decided: Conditions that bound the walk, or that the index columns decide.
-        table: Table of the index.
-        names: Filter fields that are decided.
-    """
+    """The index walked by a list: the order of its rows, and the conditions, fields of the filter, that it decides."""
 
     order: tuple[sa.ColumnElement[Any], ...]
     descending: bool

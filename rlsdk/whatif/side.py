@@ -49,13 +49,7 @@ class StoredGroup:
 
 @attrs.frozen(eq=False)
 class StoredStep:
-    """The groups settled by one step.
-
-    Attributes:
-        step: Number of the step, from 1.
-        groups: Its groups, in the order in which their tasks were issued.
-        unreadable: Messages about groups that cannot be read.
-    """
+    """The groups settled by one step, in the order in which their tasks were issued, and why others cannot be read."""
 
     step: int
     groups: tuple[StoredGroup, ...]

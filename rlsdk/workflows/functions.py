@@ -25,14 +25,7 @@ class WrongCallError(ValueError):
 
 @attrs.frozen
 class Tool:
-    """A function that the policy may call.
-
-    Attributes:
-        name: Name of the function.
-        function: The function, sync or async.
-        description: First paragraph of its docstring.
-        parameters: Its parameters, in order.
-    """
+    """A function, sync or async, that the policy may call; its description is the first paragraph of its docstring."""
 
     name: str
     function: Callable[..., Any]

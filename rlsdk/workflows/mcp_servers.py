@@ -65,14 +65,7 @@ class Server:
 
 @attrs.frozen(eq=False)
 class McpTool:
-    """A tool of an MCP server, callable like a function.
-
-    Attributes:
-        name: Name of the tool on the server.
-        function: Async function that takes named arguments and returns text.
-        description: Description from the server.
-        parameters: JSON schema of the arguments.
-    """
+    """A tool of an MCP server as an async function of named arguments, described by the server in JSON schema."""
 
     name: str
     function: Any

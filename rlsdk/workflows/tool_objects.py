@@ -34,13 +34,7 @@ class ToolObjectError(RuntimeError):
 
 @attrs.frozen
 class ToolClass:
-    """A class that is instantiated for each rollout.
-
-    Attributes:
-        cls: The class.
-        tools: Its public methods as tools; their functions lack an object.
-        lifecycle: Those methods of `LIFECYCLE` that it has, by name.
-    """
+    """A class that is instantiated for each rollout; its `tools` are methods that lack an object."""
 
     cls: type
     tools: tuple[Tool, ...]

@@ -86,11 +86,7 @@ _UNAPPLIED = frozenset("fg")
 
 
 def read_expression(tokens: Sequence[Token]) -> Expression:
-    """Parse all tokens as one expression.
-
-    Raises:
-        UnreadableError: The tokens are not an expression, are ambiguous, or are nested too deeply.
-    """
+    """Parse all tokens as one expression."""
     spelt: list[Token] = []
     for token in tokens:
         letters = letters_of(token.text) if token.kind == "words" else [token]

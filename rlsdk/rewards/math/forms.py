@@ -140,11 +140,7 @@ _APPLIED = FUNCTIONS - {"frac", "sqrt", "binom"}
 
 
 def read_quantity(tokens: Sequence[Token]) -> Value:
-    """Parse all tokens as one value.
-
-    Raises:
-        UnreadableError: The tokens are not a value, or contain a word that is not a unit.
-    """
+    """Parse all tokens as one value."""
     texts = [token.text for token in tokens]
     if texts in (["infty"], ["+", "infty"], ["-", "infty"]):
         return Value(constant(-intervals.INFINITY if texts[0] == "-" else intervals.INFINITY))

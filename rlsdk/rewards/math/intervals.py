@@ -15,14 +15,7 @@ INFINITY = float("inf")
 
 @attrs.frozen
 class Interval:
-    """An interval of real numbers; a single number if both ends are equal.
-
-    Attributes:
-        low: Lower end, which may be `-INFINITY`.
-        high: Upper end.
-        low_in: True if the lower end is included.
-        high_in: True if the upper end is included.
-    """
+    """An interval of real numbers, whose ends may be infinite or included; a single number if both are equal."""
 
     low: Number
     high: Number

@@ -153,11 +153,7 @@ _RUNS = (frozenset("abc"), frozenset("xyz"), frozenset("pqr"))
 
 
 def tokenize(text: str) -> list[Token]:
-    """Return the tokens of an answer.
-
-    Raises:
-        UnreadableError: The text is too long, or contains an unsupported character or command.
-    """
+    """Return the tokens of an answer."""
     if len(text) > MAX_CHARACTERS:
         raise UnreadableError(f"it has {len(text)} characters, more than {MAX_CHARACTERS}")
     text = _prepared(text)
@@ -320,11 +316,7 @@ _READERS: dict[str, Callable[[str], list[Token]]] = {
 
 
 def split(tokens: Sequence[Token], signs: frozenset[str]) -> tuple[list[list[Token]], list[str]]:
-    """Split tokens at separators outside all brackets; return the parts and the separators.
-
-    Raises:
-        UnreadableError: Brackets are not balanced.
-    """
+    """Split tokens at separators outside all brackets; return the parts and the separators."""
     parts: list[list[Token]] = [[]]
     between: list[str] = []
     depth = 0

@@ -43,11 +43,7 @@ _PLAIN_WORDS = re.compile(r"\\(?:text(?:bf|it|rm|normal)?|mathrm|mathbf|mathit|m
 
 @lru_cache(maxsize=4096)
 def read(text: str) -> Form:
-    """Parse an answer; results are cached, since rollouts of a group share a reference and often give equal answers.
-
-    Raises:
-        UnreadableError: The answer does not have a known form.
-    """
+    """Parse an answer; results are cached, since rollouts of a group share a reference and often give equal answers."""
     based = _BASED.fullmatch(text.strip())
     if based:
         return _based(based[1] or based[2], int(based[3] or based[4]))

@@ -136,9 +136,6 @@ def read_unit(text: str, *, any_noun: bool = False) -> Unit:
     Args:
         text: One or more words, possibly with signs and exponents.
         any_noun: Treat an unknown word as the name of counted things (`72 clips`).
-
-    Raises:
-        UnreadableError: The text contains a word that is not a known unit.
     """
     factor, scaled, powers = Fraction(1), Fraction(1), dict[str, int]()
     position, sign, following = 0, 1, 1

@@ -28,12 +28,7 @@ _STEPS = 40 * MAX_LENGTH
 
 @attrs.define(eq=False)
 class EngineTrial:
-    """An engine that samples from a small model, which transformers runs as well.
-
-    Attributes:
-        engine: The engine; the property `starts` starts it.
-        folder: Folder for the model.
-    """
+    """An engine that samples from a small model, which transformers runs as well."""
 
     engine: Any
     folder: Path

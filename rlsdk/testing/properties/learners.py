@@ -38,12 +38,7 @@ def check_loss(x: LossInputs) -> Any:
 
 @attrs.define(eq=False)
 class LearnerTrial:
-    """A learner of one rank that trains a small model.
-
-    Attributes:
-        learner: The learner; the property `starts` starts it.
-        folder: Folder for the model; checkpoints are written beside it.
-    """
+    """A learner of one rank that trains a small model."""
 
     learner: Any
     folder: Path

@@ -36,14 +36,7 @@ _SKIPPED = ("node_modules", "site-packages", "__pycache__")
 
 
 class Studio:
-    """Write configurations and start runs in one folder.
-
-    Attributes:
-        root: Folder in which the viewer was started: the working folder of runs, above all files.
-        checker: Checks configurations.
-        files: Configuration files.
-        trainings: Runs started here.
-    """
+    """Write configurations and start runs in the folder where the viewer was started, their working folder."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
