@@ -46,7 +46,7 @@ class Between:
 
 @attrs.frozen
 class Rewrite:
-    """An answer that a template alters once messages follow it, with the conversation before it: as it was, and later."""
+    """An answer that a template alters once messages follow it, as it was and later, with all text before it."""
 
     written_whole: str
     found_whole: str

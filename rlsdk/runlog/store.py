@@ -329,7 +329,10 @@ Job = Callable[[RolloutStore], None]
 
 
 class RolloutWriter:
-    """Runs jobs on a store in order; jobs queued at the same time share a transaction."""
+    """Runs jobs on a store in order; jobs queued at the same time share a transaction.
+
+    After a job has failed, the next call raises its exception, and further jobs are dropped.
+    """
 
     def __init__(self, store: RolloutStore) -> None:
         """Start the thread; until `close`, no other thread may use the store."""

@@ -18,7 +18,7 @@ MAX_DIGITS = 200
 
 
 class UnreadableError(ValueError):
-    """The text cannot be compared by value; the message says why."""
+    """The text cannot be compared by value, as any function that reads it may find; the message says why."""
 
 
 class UnknownCommandError(UnreadableError):
