@@ -127,7 +127,15 @@ class TextRenderer:
     def render_closed(
         self, messages: Sequence[Message | Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> str:
-        """Write a finished conversation: its last message is closed, and no answer is opened."""
+        """Write a finished conversation: its last message is closed, and no answer is opened.
+
+        Args:
+            messages: The conversation; mappings are passed on unchanged.
+            tools: JSON schemas of functions that the policy may call.
+
+        Raises:
+            ConfigError: The conversation is refused.
+        """
         return self._render(messages, tools, add_generation_prompt=False)
 
     def _render(
@@ -396,6 +404,9 @@ class TextRenderer:
 
         Returns:
             The first difference; None if there is none.
+
+        Raises:
+            ConfigError: The conversation is refused.
         """
         opened, answer = self.render([QUESTION]), self._answer()
         written = self._up_to_answer([answer])
