@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -53,6 +54,7 @@ class RewardModel:
     timeout: Annotated[float, above(0)] = 600.0
     _tokenizer: Any = attrs.field(init=False, default=None)
     _model: Any = attrs.field(init=False, default=None)
+    _own_padding: bool = attrs.field(init=False, default=True)
 
     def __attrs_post_init__(self) -> None:
         if self.batch_tokens < 1 or self.max_length < 1 or self.label < 0 or self.gpus < 0:
@@ -114,9 +116,7 @@ class RewardModel:
             raise DataError(f"{self.path} is not a trained classifier: it lacks {', '.join(missing[:3])}")
         if self.label >= model.config.num_labels:
             raise DataError(f"{self.path} has {model.config.num_labels} logits; label {self.label} does not exist")
-        if model.config.pad_token_id is None:  # the model finds the end of a text by the padding
-            pad, end = self._tokenizer.pad_token_id, self._tokenizer.eos_token_id
-            model.config.pad_token_id = end if pad is None else pad  # which may be 0
+        self._own_padding = model.config.pad_token_id is not None
         self._model = model.to(device).eval()
 
     def _ids(self, rollout: Rollout) -> list[int]:
@@ -136,7 +136,11 @@ class RewardModel:
     def _values(self, ids: Sequence[Sequence[int]]) -> list[float]:
         import torch
 
-        longest, pad = max(map(len, ids)), self._model.config.pad_token_id
+        config, longest = self._model.config, max(map(len, ids))
+        if not self._own_padding:  # the model takes the last other token for the end of a text, so none may end with it
+            ends = {each[-1] for each in ids}
+            config.pad_token_id = next(token for token in itertools.count() if token not in ends)
+        pad = config.pad_token_id
         tokens = torch.tensor([[*each, *[pad] * (longest - len(each))] for each in ids], device=self._model.device)
         mask = torch.tensor([[1] * len(each) + [0] * (longest - len(each)) for each in ids], device=tokens.device)
         with torch.inference_mode():

@@ -70,6 +70,22 @@ def test_a_padding_token_with_the_number_0_is_the_padding_where_the_config_names
     assert score.value == pytest.approx(expected, abs=1e-5)
 
 
+def test_texts_are_read_to_their_end_where_neither_config_nor_tokenizer_name_a_padding_token(tmp_path: Path) -> None:
+    """The end of text, which ends each of them, does not serve as padding."""
+    folder = make_classifier(tmp_path, template="{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}")
+    expected = [by_hand(folder, f"3,4<eos>{text}<eos>") for text in ("3+4", "(20-3)*4")]
+    for name, key in (("config.json", "pad_token_id"), ("tokenizer_config.json", "pad_token")):
+        content = json.loads((folder / name).read_text())
+        del content[key]
+        (folder / name).write_text(json.dumps(content))
+    assert AutoTokenizer.from_pretrained(folder).pad_token_id is None
+    task = Task(id="t", prompt=(Message("user", "3,4"),))
+    found = rlsdk.load("reward", "reward_model", path=str(folder))(
+        [Rollout.from_text(task, text) for text in ("3+4", "(20-3)*4")]
+    )
+    assert [score.value for score in found] == pytest.approx(expected, abs=1e-5)
+
+
 def test_the_last_answer_of_the_policy_is_judged_and_no_example_in_its_prompt(classifier: Path, tmp_path: Path) -> None:
     folder = make_classifier(tmp_path, template="{% for m in messages %}{{ m.role[0] }}:{{ m.content }}>{% endfor %}")
     examples = (Message("user", "3,4"), Message("assistant", "3+4"), Message("user", "1,2"))
