@@ -148,15 +148,23 @@ class Vocabulary:
         """Return the text of each token; if several make up one character, the last one gets it."""
         if self._tokenizer is None:
             return [f"⟨{number}⟩" for number in ids]
-        found, waiting = [], []
+        found: list[str] = []
+        before: list[int] = []
+        waiting: list[int] = []
         for number in ids:
             waiting.append(int(number))
-            text = self._tokenizer.decode(waiting, skip_special_tokens=False)
+            text = self._text_after(before, waiting)
             unfinished = text.endswith(_UNFINISHED) and len(waiting) < 4
             found.append("" if unfinished else text)
             if not unfinished:
-                waiting = []
+                before, waiting = waiting, []
         return found
+
+    def _text_after(self, before: Sequence[int], ids: Sequence[int]) -> str:
+        """Return the text of tokens after others; alone, words of Llama and Mistral would lack the space before them."""
+        parts = (before, [*before, *ids], ids)
+        begun, whole, alone = (str(self._tokenizer.decode(each, skip_special_tokens=False)) for each in parts)
+        return whole[len(begun) :] if whole.startswith(begun) else alone
 
 
 def _candidates(folder: Path) -> list[Path]:
