@@ -161,7 +161,7 @@ class Vocabulary:
         return found
 
     def _text_after(self, before: Sequence[int], ids: Sequence[int]) -> str:
-        """Return the text of tokens after others; alone, words of Llama and Mistral would lack the space before them."""
+        """Return the text of tokens after others; alone, words of Llama or Mistral lack the space before them."""
         parts = (before, [*before, *ids], ids)
         begun, whole, alone = (str(self._tokenizer.decode(each, skip_special_tokens=False)) for each in parts)
         return whole[len(begun) :] if whole.startswith(begun) else alone
