@@ -116,7 +116,7 @@ def _listed(value: Any) -> Sequence[Any] | None:
 
 @attrs.define
 class Log:
-    """What a TRL function logs in a call for `count` rollouts: columns with one number for each, and means of all."""
+    """Values that a TRL function logs in a call for `count` rollouts: columns with a number for each, and means."""
 
     count: int
     columns: dict[str, list[Any]] = attrs.field(factory=dict)
