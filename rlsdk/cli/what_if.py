@@ -66,6 +66,7 @@ def what_if(
     format_score: 0.2}'.
     """
     from rlsdk.checkpoints.mirror import local_copy
+    from rlsdk.runlog.query import why_none
     from rlsdk.whatif.comparison import Comparison
     from rlsdk.whatif.question import Asked, question
 
@@ -82,10 +83,12 @@ def what_if(
             gradients = Gradients(checked, stack.enter_context(checkpoint_model(folder, checkpoint)))
         comparison = Comparison(folder, checked, gradients=gradients, examples=examples)
         found = asyncio.run(comparison.run(first, last))
+        if not found["groups"] and not steps:
+            raise ArgumentError([why_none(folder, name=run)])
     if not found["groups"]:
-        wanted, every = f" of steps {steps}" if steps else "", checked.before.config.save_rollouts
+        every = checked.before.config.save_rollouts
         rest = f"; with save_rollouts={every} it stores one step in {every}" if every > 1 else ""
-        raise ArgumentError([f"{run} has stored no groups{wanted} yet{rest}"])
+        raise ArgumentError([f"{run} has stored no groups of steps {steps} yet{rest}"])
     if as_json:
         click.echo(json.dumps({"run": run, **found}, indent=2, default=str))
     else:

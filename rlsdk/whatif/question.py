@@ -186,21 +186,22 @@ def credit_faults(plan: Plan, *, model: bool) -> list[str]:
     faults = []
     for path, reference in [*parts, ("algorithm.advantage", plan.advantage)]:
         component = plan.plugins.component(reference)
+        instead = "another algorithm.advantage" if path == "algorithm.advantage" else "algorithm.shaping=[]"
         for name in component.needs:
-            why = _why_missing(name, model)
+            why = _why_missing(name, model, instead)
             if why:
                 faults.append(f"{path}: {component.name!r} reads {name}, {why}")
     return faults
 
 
-def _why_missing(name: str, model: bool) -> str:
-    """Return why a field is not available; empty if it is."""
+def _why_missing(name: str, model: bool, instead: str) -> str:
+    """Return why a field is not available, and what to give instead; empty if it is."""
     if name == "baseline_rewards":
         return "the rewards of greedy answers, which a run does not store; use an advantage without them, such as rloo"
     if name == "values":
         return "the values of a critic, which a run does not store; use an advantage without a critic, such as grpo"
     if name in FORWARD and name not in _STORED and not model:
-        return "which a run does not store; use --checkpoint to compute it on the CPU, or remove that part"
+        return f"which a run does not store; use --checkpoint to compute it on the CPU, or give {instead}"
     return ""
 
 

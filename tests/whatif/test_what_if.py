@@ -19,6 +19,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from rlsdk.cli import root
+from rlsdk.runlog.actors import mark_ended
 from rlsdk.runlog.store import Address, RolloutStore
 from rlsdk.runlog.tables import Entry
 from rlsdk.types import Group, Message, Rollout, Score, Task
@@ -184,6 +185,7 @@ def test_all_faults_are_reported_together(run: Path) -> None:
     ("arguments", "expected"),
     [
         (["--algorithm", "rloo"], "algorithm.shaping[0]: 'kl_penalty' reads ref_logprobs, which a run does not store"),
+        (["--algorithm", "rloo"], "or give algorithm.shaping=[]"),
         (["--algorithm", "remax"], "reads baseline_rewards, the rewards of greedy answers"),
         (["--algorithm", "{use: ppo, shaping: []}"], "reads values, the values of a critic"),
         (["--algorithm", "sft"], "algorithm: it learns from demonstrations"),
@@ -200,6 +202,19 @@ def test_batches_that_cannot_be_replayed_are_reported(run: Path, arguments: list
     result = invoke(run, *arguments)
     assert result.exit_code != 0
     assert expected in result.output
+
+
+def test_a_run_that_ended_without_rollouts_does_not_promise_any(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "made")
+    (run / "rollouts.db").unlink()
+    RolloutStore(Address.make(run, None, None)).close()
+    mark_ended(run, "failed")
+    refused = invoke(run, "--algorithm", "dr_grpo")
+    assert (refused.exit_code, "and ended after 0." in refused.output, "yet" in refused.output) == (2, True, False)
+
+
+def test_the_remedy_for_a_shaping_that_reads_the_reference_works(run: Path) -> None:
+    assert answer(run, "--algorithm", "rloo", "algorithm.shaping=[]")["groups"] == 2
 
 
 def test_a_run_that_stores_one_step_in_ten_says_so(tmp_path: Path) -> None:
