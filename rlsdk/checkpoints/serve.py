@@ -129,13 +129,8 @@ def serve_run(
 ) -> None:
     """Serve a run's newest checkpoint until SIGINT or SIGTERM; before the first one, serve the initial model.
 
-    Newer checkpoints are loaded as they appear; requests in progress continue with the new weights.
-
-    Args:
-        plan: Plan of the run; no training is started.
-        files: Plugin files that the run was started with.
-        options: Address, name and key.
-        ready: Called with the base URL and the served step once requests are accepted.
+    Newer checkpoints are loaded as they appear; requests in progress continue with the new weights. Once requests are
+    accepted, `ready` is called with the base URL and the served step.
 
     Raises:
         ConfigError: The plan has no generation, or the server would be open to other machines.

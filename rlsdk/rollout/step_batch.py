@@ -193,13 +193,7 @@ def labels(
     """Return the labels in `needs` that preference losses and imitation losses read, `[n]` each.
 
     `pairs` is the group; `expert` is True for an expert's answer. If a loss reads `pairs`, `preferred` is True for the
-    better one of each pair. Otherwise it is True for each right answer.
-
-    Args:
-        batch: Rollouts of a step.
-        needs: Fields that the components declared.
-        passing: Minimum reward of a right answer.
-        rewarded: True if the run has a reward.
+    better one of each pair. Otherwise it is True for each right answer, whose reward is at least `passing`.
 
     Raises:
         RunError: A group is not a pair, or its two rewards are equal.

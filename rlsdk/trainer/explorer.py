@@ -208,12 +208,7 @@ class Explorer:
     async def sample(
         self, prompts: Sequence[np.ndarray], sampling: Sampling | None, count: int, seed: int | None
     ) -> list[list[Completion]]:
-        """Continue prompts with the engines' current weights; see `SamplesPrompts`.
-
-        Raises:
-            RunError: The run has no engines, or only its rollout workers call them.
-            EngineError: An engine failed, or refused a prompt.
-        """
+        """See `SamplesPrompts.sample`; only the engines that this process calls can be sampled by hand."""
         client = self._client
         if client is None:
             raise RunError(

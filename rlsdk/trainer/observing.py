@@ -43,13 +43,7 @@ class Logging(Callback):
     """Log metrics to `metrics.jsonl`, the trackers, observing plugins and the console."""
 
     def __init__(self, observers: Observers, console: Console, store: RolloutStore | None) -> None:
-        """Create a callback.
-
-        Args:
-            observers: Trackers and observing plugins.
-            console: Console for progress.
-            store: Rollout store, whose file must not be deleted; None if rollouts are not kept.
-        """
+        """Create a callback; the file of the rollout store, if any, must not be deleted during the run."""
         self._observers, self._console = observers, console
         self._database = [Path(store.address.file)] if store is not None and store.address.is_file else []
         self._metrics: Any = load("tracker", defaults.TRACKER.name)

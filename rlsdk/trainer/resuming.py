@@ -246,11 +246,7 @@ def _require_loadable(plan: Plan, step: int, folder: Path) -> None:
 def _keep_config(plan: Plan, *, changed: bool, new: bool, step: int) -> list[str]:
     """Write the configuration and the code of a run's marked objects into its folder; return notices.
 
-    Args:
-        plan: The plan.
-        changed: True if the folder has another configuration, which is kept alongside the new one.
-        new: True if the folder has no configuration.
-        step: Step from which the run continues.
+    If the configuration has `changed`, the previous one is kept alongside. The folder may have none yet (`new`).
     """
     folder, notices = plan.folder, []
     if changed:

@@ -255,15 +255,7 @@ class RolloutWorker:
         noticed: Callable[[RolloutWorker, Notice], None],
         lost: Callable[[RolloutWorker, Exception], None],
     ) -> None:
-        """Create a client; the actor may still be starting.
-
-        Args:
-            rank: Number of the worker.
-            actor: Its handle.
-            answered: Called with the number of a command and its answer.
-            noticed: Called with unsolicited notices.
-            lost: Called once with the error that ended its process or that its code raised.
-        """
+        """Create a client; the actor may still be starting. `lost` is called once, with what ended or failed it."""
         self.rank, self.load, self.leaving, self.gone = rank, 0, False, False
         self.counters = MakerCounters()
         self.actor, self._answered, self._noticed, self._lost = actor, answered, noticed, lost
