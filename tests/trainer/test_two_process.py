@@ -242,7 +242,7 @@ def test_what_the_trainer_waits_for_no_longer_holds_up_nothing_and_the_explorer_
     plan, own, setup = lab
 
     async def go() -> None:
-        presence = spawn_named(plan, "trainer", TrainerPresence)
+        presence = spawn_named(plan, "trainer", TrainerPresence, own)
         explorer = spawn_named(plan, "explorer", StuckActor, own, setup)
         working = asyncio.ensure_future(explorer.run.remote())
         assert await explorer.meet.remote(own, presence) == own.where
@@ -317,6 +317,26 @@ def test_an_explorer_that_does_not_start_is_passed_over_and_a_call_of_one_that_e
         explorers._plan = plan  # a second wait would be long
         with pytest.raises(NoRolloutsError, match=r"partner_timeout=0.1 s"):
             await in_vain.evaluate()
+
+    asyncio.run(asyncio.wait_for(go(), 120))
+
+
+@pytest.mark.slow
+@pytest.mark.stack
+def test_an_explorer_of_other_settings_is_refused_at_once_while_the_trainer_works_with_another(lab: Any) -> None:
+    plan, own, setup = lab
+
+    async def go() -> None:
+        busy = ExplorerRegistry(plan)  # it looks for no explorer
+        other = attrs.evolve(own, tree={**own.tree, "seed": 99})
+        stand_by, refused = (spawn_named(plan, "explorer", StuckActor, each, setup) for each in (own, other))
+        waiting = asyncio.ensure_future(stand_by.run.remote())
+        with pytest.raises(ConfigError, match="seed: the explorer has 99"):
+            await refused.run.remote()
+        assert not waiting.done()
+        await stand_by.interrupt.remote()
+        assert await waiting == "interrupted"
+        kill(busy._presence)
 
     asyncio.run(asyncio.wait_for(go(), 120))
 

@@ -33,7 +33,7 @@ from rlsdk.runlog.logs import log_to
 from rlsdk.runlog.observers import Observers
 from rlsdk.trainer.assembly import explorer_on, train_tasks
 from rlsdk.trainer.explorer import Explorer
-from rlsdk.trainer.two_process.agreement import PeerInfo, disagreement, named, until_gone
+from rlsdk.trainer.two_process.agreement import PeerInfo, disagreement, living_trainers, until_gone
 
 log = logging.getLogger(__name__)
 Settled = Sequence[tuple[Sequence[int], Sequence[TaskStatus]]]
@@ -284,12 +284,21 @@ class ExplorerActor(RunActor):
         return status
 
     async def _meet_trainer(self, plan: Plan) -> None:
-        """Wait until a trainer has connected or the user has interrupted."""
+        """Wait until a trainer has connected or the user has interrupted.
+
+        Raises:
+            ConfigError: The configuration or the code of a trainer differs, even if it works with another explorer.
+        """
         limit = plan.config.placement.partner_timeout
-        if not named(plan, "trainer"):
-            log.info("waiting for the trainer: rlsdk train CONFIG --mode train, for at most %g s", limit)
         try:
             async with asyncio.timeout(limit):
+                trainers = await living_trainers(plan)
+                for trainer in trainers:
+                    if wrong := disagreement(self._own, trainer):
+                        raise wrong
+                    log.info("waiting until the trainer, %s, needs an explorer, for at most %g s", trainer.where, limit)
+                if not trainers:
+                    log.info("waiting for the trainer: rlsdk train CONFIG --mode train, for at most %g s", limit)
                 await self._met.wait()
         except TimeoutError as error:
             raise RunError(

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import attrs
 
-from rlsdk.cluster.actors import died, reason, spawn
+from rlsdk.cluster.actors import died, not_created, reason, spawn
 from rlsdk.config import Plan
 from rlsdk.config.tree import leaves, plain
 from rlsdk.contracts import StreamsWeights
@@ -106,11 +106,31 @@ def disagreement(explorer: PeerInfo, trainer: PeerInfo) -> ConfigError | None:
 
 
 class TrainerPresence:
-    """Actor that ends with the trainer's program."""
+    """Actor that ends with the trainer's program, and describes it."""
+
+    def __init__(self, own: PeerInfo) -> None:
+        """Create the actor."""
+        self._own = own
+
+    async def info(self) -> PeerInfo:
+        """Return the trainer's description of itself."""
+        return self._own
 
     async def stay(self) -> None:
         """Never return; a call fails when the program ends."""
         await asyncio.Event().wait()
+
+
+async def living_trainers(plan: Plan) -> list[PeerInfo]:
+    """Describe the trainers of a run, including one that works with another explorer."""
+    found = []
+    for presence in (await asyncio.to_thread(named, plan, "trainer")).values():
+        try:
+            found.append(await presence.info.remote())
+        except Exception as error:
+            if not (died(error) or not_created(error)):
+                raise
+    return found
 
 
 async def until_gone(presence: Any) -> str:

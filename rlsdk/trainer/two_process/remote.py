@@ -47,7 +47,7 @@ class ExplorerRegistry:
     def __init__(self, plan: Plan) -> None:
         """Create a registry, and the actor whose death tells explorers that this program has ended."""
         self._plan, self._own = plan, PeerInfo.of(plan)
-        self._presence = spawn_named(plan, "trainer", TrainerPresence)
+        self._presence = spawn_named(plan, "trainer", TrainerPresence, self._own)
         self._tried: set[str] = set()
 
     async def meet(self, ending: Callable[[], bool] = lambda: False) -> Any:
