@@ -123,6 +123,12 @@ class Vllm(VllmOptions):
             self._llm = LLMEngine.from_engine_args(EngineArgs(**arguments))
         if place.device == "cpu":  # on GPUs, NCCL's watchdog reads the file as long as the workers live
             self._llm.collective_rpc("rlsdk_remove_rendezvous")
+        if self.tensor_parallel_size > 1:  # all its processes have answered, and thus opened what they share
+            from rlsdk.engines.vllm_worker import unname_shared_memory
+
+            self._llm.collective_rpc("rlsdk_unname_shared_memory")
+            # vLLM has hidden this process's objects from the garbage collector, in which the workers look for theirs.
+            unname_shared_memory([self._llm.model_executor.rpc_broadcast_mq.buffer])
         self._llm.set_weight_version("0")
         if self._adapter is not None:
             vllm_options.load_blank_adapter(self._llm)

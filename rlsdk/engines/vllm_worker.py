@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,26 @@ from rlsdk.weights import from_weights
 
 # It warns about every layer without weights, such as rotary embeddings; the engine checks for missing tensors before.
 logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
+
+
+def unname_shared_memory(objects: Iterable[Any]) -> None:
+    """Delete the names of the memory in /dev/shm that vLLM's processes share, once all of them have opened it.
+
+    vLLM deletes them when its processes end by themselves; those of a killed engine would stay, with their memory.
+
+    Args:
+        objects: Objects of this process, vLLM's ring buffers among them.
+    """
+    from vllm.distributed.device_communicators.shm_broadcast import ShmRingBuffer
+
+    for each in objects:
+        if type(each) is ShmRingBuffer and each.is_creator:
+            each.shared_memory.unlink()
+            each.is_creator = False  # or vLLM would delete it again
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = Path(line.split(maxsplit=5)[-1])
+        if path.match("/dev/shm/vllm_dist_*"):  # of the workers' reductions on the CPU
+            path.unlink(missing_ok=True)
 
 
 class WorkerExtension:
@@ -116,6 +137,10 @@ class WorkerExtension:
         """Delete the file in the folder of temporary files in which vLLM's workers met, which it leaves there."""
         if self.distributed_init_method.startswith("file://"):
             Path(self.distributed_init_method.removeprefix("file://")).unlink(missing_ok=True)
+
+    def rlsdk_unname_shared_memory(self) -> None:
+        """Delete the names of this worker's shared memory."""
+        unname_shared_memory(gc.get_objects())
 
     def rlsdk_seed(self, seed: int) -> None:
         """Seed the generators that sample for requests without a seed.
