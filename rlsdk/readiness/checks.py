@@ -48,6 +48,9 @@ from rlsdk.types import Task
 ENGINES_PER_CORE = 2
 """Maximum number of engines, or of learner ranks, per CPU core."""
 
+_LEAST_NAMED = 0.9
+"""Share of a model's tokens that its tokenizer should have; many models pad their embeddings by a few percent."""
+
 
 @attrs.frozen
 class Readiness:
@@ -326,9 +329,12 @@ def _check_model(found: PlanChecks, built: tuple[Any, str], codec: ChatTokenizer
     plan, (net, why) = found.plan, built
     if net is not None:
         found.vocabulary = vocabulary = getattr(net.config.get_text_config(), "vocab_size", sys.maxsize)
-        if codec is not None and codec.size > vocabulary:
+        if codec is not None:
             text = f"the tokenizer {codec.name!r} has {codec.size} tokens, and the model has embeddings of {vocabulary}"
-            found.note(found.tokenizer, f"{text}: prompts with one of the others are refused")
+            if codec.size > vocabulary:
+                found.note(found.tokenizer, f"{text}: prompts with one of the others are refused")
+            elif vocabulary != sys.maxsize and codec.size < _LEAST_NAMED * vocabulary:
+                found.note(found.tokenizer, f"{text}: when the policy samples one of the others, it adds no text")
         found.unreachable_ends()
         found.faults += starmap(PlanFinding, model_faults(plan, net, trains=trains))
         found.notes += starmap(PlanFinding, length_notes(plan, net))

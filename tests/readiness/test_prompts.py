@@ -105,6 +105,16 @@ def test_a_template_without_a_generation_prompt_is_noted(model: Path, tmp_path: 
     assert note.message.startswith("prompts end before '<|im_start|>assistant', which the chat template of ")
 
 
+def test_a_model_with_many_tokens_that_have_no_text_is_noted(tmp_path: Path) -> None:
+    nano.create(folder := tmp_path / "larger", largest=400)
+    assert not examine(plan(folder, tmp_path, [SHORT], [SHORT]), starts=False).notes
+    tokenizer = chatml().tokenizer
+    tokenizer.save_pretrained(folder)
+    (note,) = examine(plan(folder, tmp_path, [SHORT], [SHORT], "model.tokenizer=null"), starts=False).notes
+    assert f"has {len(tokenizer)} tokens, and the model has embeddings of " in note.message
+    assert note.message.endswith("when the policy samples one of the others, it adds no text")
+
+
 def test_prompts_that_end_with_an_answer_are_noted_unless_a_prefill_was_asked_for(model: Path, tmp_path: Path) -> None:
     shutil.copytree(model, folder := tmp_path / "chat")
     chatml(CHATML).tokenizer.save_pretrained(folder)
