@@ -31,6 +31,7 @@ from rlsdk.config.schema import COMPONENT_KEYS, LISTS, Config, RoleSection
 from rlsdk.config.section import RULE_KEYS, SOURCE_KEYS, RewardUse, SourceUse
 from rlsdk.config.tree import Source, Tree, normalise, read
 from rlsdk.contracts import AlgorithmDefaults, ApartRole, LossSpec, ReplacesTemplate, batch_of, memory_of
+from rlsdk.contracts.required import missing_members
 from rlsdk.errors import ConfigError, OptionError, PluginError, UnknownComponentError, option_path
 from rlsdk.fields import Field
 from rlsdk.kinds import PART_LISTS, PARTS, Kind
@@ -151,6 +152,12 @@ class _Resolver:
             if kind == "diagnosis" and nearest(str(use.name), [builtin]):
                 error = UnknownComponentError(f"{error}; did you mean {builtin!r}?")
             self.report(path, error)
+            return None
+        if missing := missing_members(kind, bound):
+            self.faults.append(
+                f"{path}: {found.name!r} lacks {', '.join(missing)}, which every {kind} must have; `rlsdk check "
+                f"{found.name.partition('/')[0]}` shows how they are called"
+            )
             return None
         self.needs |= {*component.needs, *(("routed_experts",) if component.replays_routing else ())}
         for field in component.fields:

@@ -13,6 +13,7 @@ import attrs
 from rlsdk import contracts
 from rlsdk.calls import ARGUMENTS
 from rlsdk.components import Component
+from rlsdk.contracts.required import REQUIRED
 from rlsdk.errors import MissingFieldError, definition_of, described
 from rlsdk.isolation.threads import run_to_end
 from rlsdk.kinds import Kind
@@ -34,16 +35,6 @@ GIVEN: Mapping[str, Mapping[str, Any]] = {"tasks": {"split": "train"}}
 """Default options for all components of a kind."""
 Fault = tuple[str, str]
 """(expected, found)."""
-PROTOCOLS: Mapping[Kind, type] = {
-    "sampler": contracts.TaskSampler,
-    "engine": contracts.Engine,
-    "learner": contracts.Learner,
-    "environment": contracts.Environment,
-    "tracker": contracts.Tracker,
-    "renderer": contracts.Renderer,
-    "tool_parser": contracts.ToolParser,
-    "weight_transfer": contracts.WeightTransfer,
-}
 CREDIT: tuple[Kind, ...] = ("advantage", "shaping")
 LOSSES: tuple[Kind, ...] = ("policy_loss", "correction", "kl")
 ON_BATCHES: tuple[Kind, ...] = (*CREDIT, *LOSSES)
@@ -161,8 +152,8 @@ def undeclared(error: Violated) -> str:
 def fault_of(component: Component) -> Fault | None:
     """Return why a component cannot be called by its kind's convention; None if it can."""
     kind, obj = component.kind, component.obj
-    if kind in PROTOCOLS:
-        fault = _lacks(obj, PROTOCOLS[kind])
+    if kind in REQUIRED:
+        fault = _lacks(obj, REQUIRED[kind])
         if fault is not None and kind == "environment" and hasattr(obj, "action_space"):
             return fault[0], (
                 f"{fault[1]}; register an environment of Gymnasium, and play it without changes as {{use: gymnasium, "

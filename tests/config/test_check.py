@@ -306,6 +306,27 @@ def test_plugins_that_cannot_be_used_are_faults(faults, site):
     assert any(f.startswith("plugins: plugin 'sad' (rlsdk-sad 1.0) fails to import") for f in found)
 
 
+@pytest.mark.parametrize(
+    ("code", "lacks"),
+    [
+        ("class Half:\n    def log(self, step, metrics): ...", "open, close"),
+        ("def half(): ...", "open, log, close"),
+    ],
+)
+def test_a_tracker_that_lacks_methods_is_refused_before_the_start(faults, tmp_path, code, lacks):
+    (tmp_path / "lab.py").write_text(f"import rlsdk\n\n@rlsdk.tracker('half')\n{code}\n")
+    found = by_path(faults("trackers=[lab/half]", plugins=[tmp_path / "lab.py"]))
+    assert found["trackers[0]"].startswith(
+        f"'lab/half' lacks {lacks}, which every tracker must have; `rlsdk check lab`"
+    )
+
+
+def test_a_tracker_that_passes_its_methods_on_is_accepted(plan, tmp_path):
+    code = "class Proxy:\n    def __getattr__(self, name):\n        return print\n"
+    (tmp_path / "lab.py").write_text(f"import rlsdk\n\n@rlsdk.tracker('proxy')\n{code}")
+    assert plan("trackers=[lab/proxy]", plugins=[tmp_path / "lab.py"]).trackers[0].name == "lab/proxy"
+
+
 def test_a_broken_plugin_is_reported_once_with_its_line(faults, tmp_path):
     file = tmp_path / "bad.py"
     file.write_text("import rlsdk\n\nlimit = undefined + 1\n")
