@@ -72,6 +72,14 @@ def pid(rollout) -> float:
     return float(os.getpid())
 
 
+@rlsdk.reward("computes")
+def computes(rollout) -> float:
+    """Computes until its process gives way to all others, which it does not do itself."""
+    while os.getpriority(os.PRIO_PROCESS, 0) < 19:
+        pass
+    return 1.0
+
+
 @rlsdk.reward("waits", runs="driver")
 async def waits(rollout) -> float:
     """Waits as long as the response says, in the driver."""

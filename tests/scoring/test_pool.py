@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -212,6 +213,12 @@ def test_a_failure_is_not_kept(scorer: Callable[..., Scorer]) -> None:
     running = scorer("hostile_lab/cached")
     assert [s.valid for s in (score(running, "exit") + score(running, "exit"))] == [False, False]
     assert running.counts["calls"] == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs the CPU seconds of a process")
+def test_a_call_that_computes_for_long_gives_way_to_others(scorer: Callable[..., Scorer]) -> None:
+    running = scorer("hostile_lab/computes", workers=1, timeout=60.0)
+    assert score(running, "until it does")[0].value == 1.0
 
 
 def test_async_rewards_wait_together_in_the_driver_and_have_a_limit(scorer: Callable[..., Scorer]) -> None:
