@@ -25,6 +25,7 @@ def test_the_use_of_devices_is_per_gpu_and_against_the_peak() -> None:
     assert found == {"time/tokens_per_second_per_gpu": 24.0, "time/update_mfu": 0.5}
     assert device_metrics(shared, before, {"update_flop": 3e12}, **step) == {}
     assert device_metrics(divided, before, {"update_flop": 3e12}, **step) == {"time/update_mfu": 0.5}
+    assert device_metrics(divided, before, {"update_flop": 3e12}, **{**step, "update": 0.0}) == {}
 
 
 def test_times_of_a_run_ahead_say_who_waited_for_whom() -> None:
