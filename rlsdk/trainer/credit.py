@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -152,9 +153,23 @@ class CreditAssigner:
         return found
 
     def state(self) -> dict[str, Any]:
-        """Return the state of stateful components as plain JSON, by position in the chain and name."""
-        parts = enumerate(self._parts())
-        return {f"{i} {title_of(part)}": memory.state() for i, part in parts if (memory := memory_of(part))}
+        """Return the state of stateful components as plain JSON, by position in the chain and name.
+
+        Raises:
+            RunError: A component's state is not plain JSON.
+        """
+        found = {}
+        for i, part in enumerate(self._parts()):
+            if memory := memory_of(part):
+                found[f"{i} {title_of(part)}"] = state = memory.state()
+                try:
+                    json.dumps(state)
+                except (TypeError, ValueError) as error:
+                    raise RunError(
+                        f"the state() of {title_of(part)} cannot be saved: {error}; expected plain JSON (numbers, "
+                        f"text, lists, mappings), such as tensor.tolist(){see_definition(part)}"
+                    ) from error
+        return found
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the state of the components; if the chain has changed, they are matched by name."""

@@ -310,6 +310,24 @@ def test_memory_follows_its_component_in_a_chain_that_has_changed(caplog: pytest
     assert "shaping 'reward_norm' is not in the checkpoint; it starts without state" in caplog.text
 
 
+def test_a_state_that_json_cannot_hold_names_the_component():
+    @rlsdk.advantage("keeps")
+    class Keeps:
+        """Keeps a tensor."""
+
+        def __call__(self, x):
+            return x.rewards
+
+        def state(self):
+            return {"mean": torch.zeros(2)}
+
+        def restore(self, state):
+            """Do nothing."""
+
+    with pytest.raises(RunError, match=r"the state\(\) of advantage 'keeps' cannot be saved: .*Tensor.*plain JSON"):
+        CreditAssigner([], rlsdk.load("advantage", Keeps)).state()
+
+
 @rlsdk.shaping("counting")
 class Counting:
     """Counts its calls, and reports them."""
