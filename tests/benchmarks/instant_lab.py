@@ -59,3 +59,9 @@ class Instant:
 
     def logprobs(self, token_ids: np.ndarray) -> np.ndarray:
         return np.full(len(token_ids) - 1, -0.5, np.float32)
+
+    def sleep(self) -> None: ...
+
+    def wake(self) -> None: ...
+
+    def stop(self) -> None: ...
