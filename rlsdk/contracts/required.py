@@ -26,8 +26,12 @@ REQUIRED: Mapping[Kind, type] = {
 }
 
 
+ALWAYS_CALLED: tuple[Kind, ...] = ("sampler", "tracker", "weight_transfer")
+"""Kinds of which every run calls all methods. An engine, say, may lack what its run never calls, such as `sleep`."""
+
+
 def missing_members(kind: Kind, made: Any) -> tuple[str, ...]:
-    """Return the names of the methods and properties of its kind that an instance lacks; properties are not read."""
-    members = [name for name in vars(REQUIRED[kind]) if not name.startswith("_")] if kind in REQUIRED else []
+    """Return the names of the methods of its kind that an instance lacks, and without which every run fails."""
+    members = [name for name in vars(REQUIRED[kind]) if not name.startswith("_")] if kind in ALWAYS_CALLED else []
     absent = [name for name in members if inspect.getattr_static(made, name, None) is None]
     return tuple(name for name in absent if not hasattr(made, name))  # it may pass attributes on by `__getattr__`

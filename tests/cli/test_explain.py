@@ -268,13 +268,12 @@ def test_a_transfer_in_which_every_rank_sends_needs_a_learner_with_weights_on_ev
     lab = tmp_path / "lab.py"
     lab.write_text("""
 import rlsdk
-from rlsdk.contracts import Learner
 from rlsdk.transfers.cuda_ipc import CudaIpc
 @rlsdk.weight_transfer("each")
 class Each(CudaIpc):
     device = "cpu"
 @rlsdk.learner("single")
-class Single(Learner): pass
+class Single: pass
 """)
     given = (f"plugins=[{lab}]", "rollout.weight_transfer=lab/each")
     assert "learner" in explain(*given)

@@ -203,11 +203,10 @@ def test_a_reference_model_of_another_shape_or_learner_is_found_before_a_start(
 LEARNER = """
 import attrs
 import rlsdk
-from rlsdk.contracts import Learner
 from rlsdk.learners.deepspeed import DeepSpeedLearner
 
 
-class Wraps(Learner):
+class Wraps:
     def __init__(self):
         self.learner = DeepSpeedLearner()
 
