@@ -51,17 +51,20 @@ class Sums:
     def divide(self, count: int) -> dict[str, int]:
         return {"sums": count}
 
-    def draw(self, source: str) -> tuple[Task, int]:
-        self.drawn += 1
-        return self.at(source, self.drawn), self.drawn
+    def __getitem__(self, source: str) -> Sums:
+        return self
 
-    def at(self, source: str, position: int) -> Task:
+    def draw(self) -> tuple[Task, int]:
+        self.drawn += 1
+        return self.at(self.drawn), self.drawn
+
+    def at(self, position: int) -> Task:
         return Task(id=str(position), prompt=f"{position}+1=")
 
-    def note(self, source: str, position: int, group: Group) -> None:
+    def note(self, position: int, group: Group) -> None:
         """Nothing."""
 
-    def repeat(self, source: str, position: int) -> None:
+    def repeat(self, position: int) -> None:
         """Nothing."""
 
     def learn(self) -> None:

@@ -25,7 +25,6 @@ from rlsdk.readiness.data_files import data_fingerprints
 from rlsdk.runlog.observers import Observers
 from rlsdk.runlog.store import DATABASE, Address, RolloutStore
 from rlsdk.trainer import Trainer
-from rlsdk.trainer.assembly import Parts
 from rlsdk.trainer.changes import HARMLESS, settings_of
 from rlsdk.trainer.record import RunRecord
 from rlsdk.trainer.resuming import Prepared, check_resumed, finished_before, prepare_folder
@@ -572,7 +571,7 @@ def test_the_data_files_of_a_resumed_run_are_read_once(tmp_path: Path) -> None:
     console, observers = Console(quiet=True), Observers(plan.plugins)
     record = RunRecord(plan, console, checkpoints, observers, None, None, 0.0, list, prepared.data)
     learner: Any = FakeLearner()
-    trainer = Trainer.of_run(record, Parts(ScriptedRollouts(plan), learner, 1))
+    trainer = Trainer.of_run(record, ScriptedRollouts(plan), learner, 1)
     assert trainer.data_files == before != {}
 
 

@@ -12,7 +12,6 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -143,7 +142,7 @@ def test_a_trainer_whose_variable_is_gone_can_be_closed(tmp_path: Path, monkeypa
 
     @contextlib.contextmanager
     def started(*_: Any, **__: Any) -> Iterator[Any]:
-        yield SimpleNamespace(rollouts=ScriptedRollouts(plan), learner=FakeLearner(), steps=1)
+        yield ScriptedRollouts(plan), FakeLearner(), 1
         closed.append("parts")
 
     closed: list[str] = []
