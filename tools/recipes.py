@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rlsdk.cli.recipe import FIGURES, curve, summary
+from rlsdk.cli.recipe import NUMBERS, curve, summary
 from rlsdk.recipes import catalogue
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -77,10 +77,10 @@ def transcript(run: Path) -> str:
 def write_page() -> None:
     """Write the table and the curves of docs/recipes.md after its mark."""
     rows = [summary(catalogue.read(name)) for name in catalogue.names()]
-    columns = ["recipe", "task", "algorithm", "hardware", *FIGURES, "measured"]
+    columns = ["recipe", "task", "algorithm", "hardware", *NUMBERS, "measured"]
     lines = [f"| {' | '.join(columns)} |", "| --- | --- | --- | --- | ---: | ---: | ---: | ---: | --- |"]
     for row in rows:
-        figures = ["–" if row[name] is None else form.format(row[name]) for name, form in FIGURES.items()]
+        figures = ["–" if row[name] is None else form.format(row[name]) for name, form in NUMBERS.items()]
         cells = [f"`{row['name']}`", row["task"], row["algorithm"], row["hardware"], *figures, row["measured"]]
         lines.append(f"| {' | '.join(cells)} |")
     for row in rows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import operator
 import os
 import re
@@ -235,6 +236,22 @@ def test_make_test_slow_tries_all_examples_of_the_property_tests():
         )
         numbers[re.findall(r'-m "(\w+)', line)[0]] = int(ran.stdout)
     assert numbers == {"property": 1_000, "slow": 1_000}
+
+
+@pytest.mark.parametrize("folder", ["examples", "tools"])
+def test_scripts_that_no_test_runs_import_names_that_exist(folder):
+    missing = []
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] in ("rlsdk", "tests"):
+                module = importlib.import_module(str(node.module))
+                missing += [
+                    f"{path.relative_to(ROOT)}, line {node.lineno}: {node.module} has no {name.name}"
+                    for name in node.names
+                    if not hasattr(module, name.name)
+                    and not (hasattr(module, "__path__") and importlib.util.find_spec(f"{node.module}.{name.name}"))
+                ]
+    assert missing == []
 
 
 def test_no_file_names_a_workplace():
