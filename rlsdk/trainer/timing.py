@@ -168,7 +168,7 @@ def time_metrics(
         **{f"time/{name}_share": seconds / wall for name, seconds in shown.items()},
         "time/engine_inside": spent["engine"],
         "time/learner_inside": spent["learner"],
-        "time/outside_share": max(0.0, 1 - (spent["engine"] + spent["learner"]) / wall),
+        "time/outside_share": max(0.0, 1 - (spent["engine"] + spent["learner"] - generated) / wall),
     }
     if spent["steps"] > 0:
         metrics |= {
