@@ -355,6 +355,12 @@ class ChatTokenizer:
         text: str = decoder.decode(ids.tolist(), skip_special_tokens=False)
         return text
 
+    def token_text(self, token: int) -> str:
+        """Decode a token as it stands within a text: alone, words of Llama's and Mistral's lack the space before."""
+        before = self.encode("a")
+        begun, whole = self.shown(before), self.shown(np.append(before, token))
+        return whole[len(begun) :] if whole.startswith(begun) else self.shown(np.array([token]))
+
     @property
     def size(self) -> int:
         """Number of tokens in the vocabulary."""

@@ -292,20 +292,20 @@ def chat_logprobs(codec: ChatTokenizer, tokens: TokenLogprobs) -> dict[str, Any]
 
 
 def _token(codec: ChatTokenizer, token: int, logprob: float) -> dict[str, Any]:
-    text = codec.shown(np.array([token]))
+    text = codec.token_text(token)
     return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode())}
 
 
 def text_logprobs(codec: ChatTokenizer, tokens: TokenLogprobs, offset: int = 0) -> dict[str, Any]:
     """Write logprobs in the format of completions; `offset` characters of the answer precede the tokens."""
-    texts = [codec.shown(tokens.token_ids[i : i + 1]) for i in range(len(tokens.token_ids))]
+    texts = [codec.token_text(token) for token in tokens.token_ids.tolist()]
+    if texts and not offset:  # as the answer begins
+        texts[0] = codec.shown(tokens.token_ids[:1])
     lengths = [0, *(len(text) for text in texts[:-1])] if texts else []
     top = None
     if tokens.top is not None:
         rows = zip(tokens.top.ids, tokens.top.logprobs, strict=True)
-        top = [
-            {codec.shown(np.array([token])): _finite(value) for token, value in zip(*row, strict=True)} for row in rows
-        ]
+        top = [{codec.token_text(token): _finite(value) for token, value in zip(*row, strict=True)} for row in rows]
     return {
         "tokens": texts,
         "token_logprobs": [_finite(value) for value in tokens.logprobs],
