@@ -243,6 +243,8 @@ class Rollout(Frozen):
 def _float(value: Any) -> float:
     if isinstance(value, str):
         raise ValueFault(f"score value {value!r} is text; expected a number")
+    if value is None:
+        raise ValueFault("score value None; expected a number, or Score.invalid(REASON) if there is none")
     return float(value)
 
 

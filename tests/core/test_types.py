@@ -247,6 +247,8 @@ def test_a_valid_score_is_within_what_float32_can_square(given):
 def test_a_score_must_not_be_text():
     with pytest.raises(ValueFault, match=r"'1\.0' is text; expected a number"):
         Score("1.0")
+    with pytest.raises(ValueFault, match=r"score value None; expected a number, or Score\.invalid"):
+        Score(None)
 
 
 def test_an_invalid_score_says_why():
