@@ -9,6 +9,7 @@ import itertools
 import logging
 import os
 import re
+import signal
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -24,6 +25,10 @@ from tests.examples import many
 os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
 # Torch asks for the name of each address that it connects; where no name server answers, that would take 5 s each time.
 os.environ.setdefault("RES_OPTIONS", "timeout:1")
+# `nohup`, and a shell that runs the tests in the background, ignore these, and so would all processes of the tests.
+for ignored, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(ignored) is signal.SIG_IGN:
+        signal.signal(ignored, handler)
 
 # No deadline: these machines are shared, and a test that is slow there is not wrong.
 settings.register_profile("rlsdk", deadline=None, max_examples=many(200))
