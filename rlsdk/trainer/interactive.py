@@ -155,20 +155,16 @@ def _threaded(name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
     """Return a method that calls the method `name` of the rollouts on their loop."""
 
     async def call(self: ThreadedRollouts, *arguments: Any, **named: Any) -> Any:
-        return await self.run(getattr(self.rollouts, name)(*arguments, **named))
+        return await self.run(getattr(self._rollouts, name)(*arguments, **named))
 
     return call
 
 
 class ThreadedRollouts:
-    """Proxy that lets any event loop call rollouts, which run on their own loop in a thread.
-
-    Attributes:
-        rollouts: The rollouts.
-    """
+    """Proxy that lets any event loop call rollouts, which run on their own loop in a thread."""
 
     def __init__(self, rollouts: Rollouts) -> None:
-        self.rollouts = rollouts
+        self._rollouts = rollouts
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True)
         self._thread.start()
@@ -184,18 +180,18 @@ class ThreadedRollouts:
     @property
     def eval_tasks(self) -> int:
         """See `Rollouts.eval_tasks`."""
-        return self.rollouts.eval_tasks
+        return self._rollouts.eval_tasks
 
     @property
     def failure(self) -> BaseException | None:
         """See `Rollouts.failure`."""
-        return self.rollouts.failure
+        return self._rollouts.failure
 
     def settle(self, taken: TakenBatch, states: Sequence[TaskStatus]) -> None:
         """See `Rollouts.settle`."""
 
         async def settle() -> None:
-            self.rollouts.settle(taken, states)
+            self._rollouts.settle(taken, states)
 
         asyncio.run_coroutine_threadsafe(settle(), self._loop).result()
 
@@ -203,16 +199,16 @@ class ThreadedRollouts:
         self, prompts: Sequence[np.ndarray], sampling: Sampling | None, count: int, seed: int | None
     ) -> list[list[Completion]]:
         """See `SamplesPrompts.sample`."""
-        return await self.run(sampled_by_hand(self.rollouts).sample(prompts, sampling, count, seed))
+        return await self.run(sampled_by_hand(self._rollouts).sample(prompts, sampling, count, seed))
 
     def sources(self) -> Mapping[str, TaskCounts]:
         """See `Rollouts.sources`."""
-        return self.rollouts.sources()
+        return self._rollouts.sources()
 
     async def close(self) -> None:
         """Close the rollouts, then end the thread."""
         try:
-            await self.run(self.rollouts.close())
+            await self.run(self._rollouts.close())
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             await asyncio.to_thread(self._thread.join)
