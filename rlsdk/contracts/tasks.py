@@ -210,6 +210,12 @@ def batch_of(reward: Any) -> Batch:
     return "group" if isinstance(reward, WholeGroups) and reward.whole_groups else component.batch
 
 
+def failed_together(reason: str, count: int) -> list[Score]:
+    """Return the invalid scores of rollouts of a task that were scored in one call, which failed."""
+    note = f"; the call was for all {count} rollouts of the task, so none of them has a score" if count > 1 else ""
+    return [Score.invalid(reason + note)] * count
+
+
 STATISTICS = ("mean", "std", "min", "max")
 """Statistics of the whole reward, logged as `reward/STATISTIC`; parts of it have other names."""
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import attrs
 
 import rlsdk
+from rlsdk.contracts.tasks import failed_together
 from rlsdk.errors import DataError, OptionError, ValueFault, described
 from rlsdk.plugins.discovery import find
 from rlsdk.plugins.fingerprints import Fingerprint, of_text
@@ -156,9 +157,7 @@ class Foreign:
         if isinstance(result, Exception):
             if count > 1 and not self.whole_groups:
                 raise result  # the rollouts are then scored one by one
-            note = f"; the call was for all {count} rollouts of the task, so none of them has a score"
-            reason = described(result) + _form_of_answers(prepared, result) + (note if count > 1 else "")
-            return [Score.invalid(reason)] * count
+            return failed_together(described(result) + _form_of_answers(prepared, result), count)
         if self.key is None and self.none == "invalid":
             return prepared.read(result, count)
         listed = isinstance(result, list | tuple)

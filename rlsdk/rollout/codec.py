@@ -357,9 +357,14 @@ class ChatTokenizer:
 
     def token_text(self, token: int) -> str:
         """Decode a token as it stands within a text: alone, words of Llama's and Mistral's lack the space before."""
-        before = self.encode("a")
-        begun, whole = self.shown(before), self.shown(np.append(before, token))
+        before, begun = self._before_a_token
+        whole = self.shown(np.append(before, token))
         return whole[len(begun) :] if whole.startswith(begun) else self.shown(np.array([token]))
+
+    @cached_property
+    def _before_a_token(self) -> tuple[np.ndarray, str]:
+        ids = self.encode("a")
+        return ids, self.shown(ids)
 
     @property
     def size(self) -> int:

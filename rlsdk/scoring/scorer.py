@@ -27,6 +27,7 @@ from rlsdk.contracts import (
     memory_of,
     runs_user_code,
 )
+from rlsdk.contracts.tasks import failed_together
 from rlsdk.errors import DataError, ScoringError, described
 from rlsdk.loops import UserLoop, contained, is_cancelled
 from rlsdk.plugins import ComponentRef
@@ -232,7 +233,10 @@ class Scorer:
         rollouts = [t.rollout for t, is_due in zip(counted, due, strict=True) if is_due and index < t.gate]
         if part.compares:  # one call for all
             result = await _guarded(part.run, rollouts) if rollouts else []
-            found = as_scores(result, len(rollouts)) if not isinstance(result, Score) else _failed(result, rollouts)
+            if isinstance(result, Score):  # of the call, which failed
+                found = failed_together(result.reason, len(rollouts))
+            else:
+                found = as_scores(result, len(rollouts))
         else:
             found = [as_score(each) for each in await asyncio.gather(*(_guarded(part.run, r) for r in rollouts))]
         scores = iter(found)
@@ -288,7 +292,7 @@ class Scorer:
             try:
                 return await self._pool.call(index, lambda: rollouts, timeout)
             except FailedError as error:
-                return _failed(Score.invalid(_cause(error, part)), rollouts)
+                return failed_together(_cause(error, part), len(rollouts))
 
         if part.batch == "group":
             return compared
@@ -367,14 +371,6 @@ def _cause(error: FailedError, part: RewardTerm) -> str:
         f"{error}; this was the first call in its process, which first imported {', '.join(modules)}: declare "
         f"@rlsdk.reward(…, imports={tuple(modules)!r}) to import them once, before any call"
     )
-
-
-def _failed(score: Score, rollouts: Sequence[Rollout]) -> list[Score]:
-    """Return the invalid scores of the rollouts of a task, which were compared in a call that failed."""
-    if len(rollouts) == 1:
-        return [score]
-    note = f"; the call was for all {len(rollouts)} rollouts of the task, so none of them has a score"
-    return [Score.invalid(score.reason + note)] * len(rollouts)
 
 
 async def _called_in(user_loop: UserLoop, reward: Callable[[Any], Any], argument: Any) -> Any:
