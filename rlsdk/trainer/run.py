@@ -94,12 +94,7 @@ def run(
     """Train from a checked plan; see `train`. `begun` is a template that was started before the plan was known."""
     how: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
     with sigterm_as_interrupt(), template(plan, begun) as python:
-        if resume is not False and (ended := finished_before(plan, resume, steps := steps_of(plan))) is not None:
-            (console or log_console()).print(
-                f"nothing is left to train: {plan.folder} has trained all of its {counted(steps, 'step')}; to train "
-                f"further, give more steps, such as steps={2 * steps}",
-                highlight=False,
-            )
+        if (ended := _finished(plan, resume, console)) is not None:
             return ended
         tasks, rehearsed = examined(plan)
         with (
@@ -121,19 +116,33 @@ def train_apart(
 ) -> dict[str, Any]:
     """Train from a checked plan on rollouts that an explorer samples in another program; see `rlsdk.train`.
 
+    A resumed run that has trained all its steps waits for no explorer: its earlier summary is returned.
+
     Raises:
         ConfigError: The configuration names no Ray cluster.
         RlsdkError: The run failed, or no explorer connected in time.
     """
     require_cluster(plan)
     exchanged_adapter(plan)
-    if resume is not False:
-        finished_before(plan, resume, steps_of(plan))  # a finished run starts all the same: its explorer waits for it
+    if (ended := _finished(plan, resume, console)) is not None:
+        return ended
     preflight.require(map(str, [*machine(plan), *space(plan, estimate(plan, download=True))]))
     with open_run(plan, resume=resume, overwrite=overwrite, allow_changes=allow_changes, console=console) as record:
         found = layout(plan, os.cpu_count() or 1, record.gpus, roles=["learner", "critic", "reference"], apart=True)
         run_async(_train(record, found))
     return record.summary
+
+
+def _finished(plan: Plan, resume: bool | int, console: Console | None) -> dict[str, Any] | None:
+    """Return the summary of a resumed run that has trained all its steps, and say so; None for any other run."""
+    if resume is False or (ended := finished_before(plan, resume, steps := steps_of(plan))) is None:
+        return None
+    (console or log_console()).print(
+        f"nothing is left to train: {plan.folder} has trained all of its {counted(steps, 'step')}; to train further, "
+        f"give more steps, such as steps={2 * steps}",
+        highlight=False,
+    )
+    return ended
 
 
 def explore(

@@ -119,6 +119,16 @@ def test_either_half_is_killed_and_every_task_ends_once(runner: Any, start: Any)
     assert len({group.task for group in groups}) == 4 * done  # of the 200 in the first epoch none was drawn twice
 
 
+@pytest.mark.parametrize("half, partner", [("train", "an explorer"), ("explore", "the trainer")])
+def test_sigterm_ends_a_half_that_waits_for_the_other(runner: Any, start: Any, half: str, partner: str) -> None:
+    waiting = start(half)
+    wait_for(lambda: f"waiting for {partner}" in runner.console(), 120, waiting)
+    waiting.send_signal(signal.SIGTERM)
+    assert waiting.wait(60) == 130, runner.console()
+    if half == "train":
+        assert runner.summary()["status"] == "interrupted"
+
+
 def test_what_fails_in_the_explorer_fails_both_and_is_named_by_both(runner: Any, start: Any, tmp_path: Path) -> None:
     lab = tmp_path / "broken_lab.py"
     lab.write_text(BROKEN)

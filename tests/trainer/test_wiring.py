@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import resource
 import shutil
 from collections.abc import Callable
@@ -9,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from rlsdk import preflight
+from rlsdk.checkpoints.checkpoint import SECTIONS, Checkpoints
 from rlsdk.cluster.placement import Layout, layout
 from rlsdk.config import Plan, check
 from rlsdk.engines import starting as engine_starting
@@ -20,6 +24,7 @@ from rlsdk.learners.apart import start_learner
 from rlsdk.readiness.checks import examine
 from rlsdk.runlog.observers import Observers
 from rlsdk.trainer import assembly, record, run
+from rlsdk.trainer.resuming import prepare_folder
 
 MODEL = Path(__file__).parents[2] / "examples" / "models" / "countdown-nano"
 
@@ -174,6 +179,23 @@ def test_the_learner_takes_memory_of_a_shared_gpu_once_the_engines_have_theirs(
         pass
     # A shared GPU is the learner's once the engines are ready and asleep.
     assert order == ["engines start", *(["engines are ready"] * 2 if colocate else []), "learner"]
+
+
+@pytest.mark.usefixtures("no_ray")
+@pytest.mark.parametrize("start", [run.run, run.train_apart], ids=["both", "train"])
+def test_a_resumed_run_without_steps_left_starts_nothing_and_keeps_its_summary(
+    plan: Callable[..., Plan], start: Callable[..., Any]
+) -> None:
+    finished = plan("placement.ray=auto")
+    checkpoints = Checkpoints(finished.folder, 1)
+    prepare_folder(finished, checkpoints, resume=False, overwrite=False, allow_changes=False)
+    checkpoints.save(2, {**{section: {} for section in SECTIONS}, "plugins": finished.code}, lambda _: None)
+    summary = finished.folder / "summary.json"
+    summary.write_text('{"status": "finished", "steps": 2}')
+    console = Console(file=io.StringIO())
+    assert start(finished, resume=True, console=console) == {"status": "finished", "steps": 2}
+    assert json.loads(summary.read_text()) == {"status": "finished", "steps": 2}
+    assert "nothing is left to train" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 @pytest.mark.usefixtures("no_ray")
