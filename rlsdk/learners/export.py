@@ -35,6 +35,8 @@ _TOKENIZER_FILES = (
     "processor_config.json",
     "video_preprocessor_config.json",
 )
+_OWN_TOKENIZER = ("*.py", "*.tiktoken", "tiktoken.model")
+"""Further files of a tokenizer that comes with its own code."""
 
 
 @attrs.frozen
@@ -111,7 +113,7 @@ def write_model(folder: Path, model: Any, tensors: Mapping[str, Tensor], source:
         source: Path or hub id of the original model.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(folder, state_dict=dict(tensors))
+    _save(folder, model, tensors)
     if model.config.dtype != source.dtype:  # the parameters' dtype, which may be wider than the compute dtype
         model.config.dtype = source.dtype
         model.config.save_pretrained(folder)
@@ -121,6 +123,24 @@ def write_model(folder: Path, model: Any, tensors: Mapping[str, Tensor], source:
         vision.save(folder)
     if source.chat_template is not None:
         write_template(folder, source.chat_template)
+
+
+def _save(folder: Path, model: Any, tensors: Mapping[str, Tensor]) -> None:
+    """Write config, generation config and weights.
+
+    transformers reads generation configs that it refuses to save, such as the many that name a temperature without
+    `do_sample: true`; so it saves an empty one, which is then replaced.
+    """
+    generation = getattr(model, "generation_config", None)  # None for a model that transformers cannot sample from
+    if generation is None:
+        model.save_pretrained(folder, state_dict=dict(tensors))
+        return
+    model.generation_config = type(generation)()
+    try:
+        model.save_pretrained(folder, state_dict=dict(tensors))
+    finally:
+        model.generation_config = generation
+    generation.to_json_file(folder / "generation_config.json", keys_to_pop=["compile_config"])
 
 
 def copy_tokenizer(source: str, folder: Path, *, trust_remote_code: bool) -> None:
@@ -133,9 +153,9 @@ def copy_tokenizer(source: str, folder: Path, *, trust_remote_code: bool) -> Non
 
         AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code).save_pretrained(folder)
         return
-    for name in _TOKENIZER_FILES:
-        if (Path(source) / name).is_file():
-            shutil.copyfile(Path(source) / name, folder / name)
+    for pattern in (*_TOKENIZER_FILES, *(_OWN_TOKENIZER if trust_remote_code else ())):
+        for file in Path(source).glob(pattern):
+            shutil.copyfile(file, folder / file.name)
 
 
 def write_template(folder: Path, template: str) -> None:
