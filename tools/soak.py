@@ -1,12 +1,14 @@
 """Kill, stop and terminate parts of a run at random moments, again and again, and report the outcome.
 
-    python tools/soak.py              # three hundred times
-    python tools/soak.py --kills 9    # fewer
+    python tools/soak.py                                            # three hundred times
+    python tools/soak.py --kills 9                                  # fewer
+    python tools/soak.py --engine vllm                              # another engine
+    python tools/soak.py --engine vllm --tensor-parallel 2 --engines 1
 
-Two trainings of the small model run in parallel in `runs/soak`, with rollouts ahead of the learner. Killing an engine
-or an environment worker, or stopping any process for some seconds, must not end a run. Killing a learner rank or the
-driver, or terminating the driver, ends the run, and `--resume` continues it. After each signal the task counts are
-checked; the first fault ends the soak with status 1. The page is `docs/soak.md`.
+Two trainings of the small model run in parallel in `runs/soak`, with rollouts ahead of the learner. Killing an engine,
+one of its processes or an environment worker, or stopping any process for some seconds, must not end a run. Killing a
+learner rank or the driver, or terminating the driver, ends the run, and `--resume` continues it. After each signal the
+task counts are checked; the first fault ends the soak with status 1. Each engine has its section in `docs/soak.md`.
 """
 
 from __future__ import annotations
@@ -37,22 +39,35 @@ LAB = Path(__file__).with_name("soak_lab.py")
 BATCH = 4
 KINDS = {
     "engine": "EngineActor",
+    "starting engine": "EngineActor",
+    "tensor-parallel process": "Worker_TP",
     "environment worker": "EnvWorkerActor",
     "learner rank": "LearnerActor",
     "driver": "",
 }
-"""Kind of process -> class of its Ray actor; the driver has none."""
-DEEDS = (*((kind, "SIGKILL") for kind in KINDS), *((kind, "SIGSTOP") for kind in KINDS), ("driver", "SIGTERM"))
-"""Kinds of process, and the signal sent to each; SIGSTOP is followed by SIGCONT."""
+"""Kind of process -> part of its title: the class of its Ray actor, or vLLM's name for it; the driver has none."""
+DEEDS = (
+    *((kind, "SIGKILL") for kind in KINDS),
+    *((kind, "SIGSTOP") for kind in KINDS if kind != "starting engine"),
+    ("engine", "SIGTERM"),
+    ("tensor-parallel process", "SIGTERM"),
+    ("driver", "SIGTERM"),
+)
+"""Kinds of process, and the signal sent to each; SIGSTOP is followed by SIGCONT.
+
+A starting engine is the replacement of one that was killed before.
+"""
 ENDS = {("learner rank", "SIGKILL"): 1, ("driver", "SIGKILL"): -signal.SIGKILL, ("driver", "SIGTERM"): 130}
 """(process, signal) that ends the run -> exit status of the driver."""
 LONGEST_STOP = 5.0
 """Maximum seconds between SIGSTOP and SIGCONT."""
+LONGEST_START = 8.0
+"""Maximum seconds from the first sight of a starting engine to its end."""
 MOST_SECONDS = 6.0
 """Maximum seconds from the first step after a signal to the next signal; a step takes about a second."""
 PATIENCE = 600.0
 """Seconds to wait for a step; on a busy machine, a start takes minutes."""
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "name": "run",
     "plugins": [str(LAB)],
     "tasks": {
@@ -62,7 +77,14 @@ CONFIG = {
             "groups": 1_000_000,
             "rounds": 1,
             "environments": {"digits": "soak_lab/digits"},
-        }
+        },
+        "eval": {
+            "use": "environments",
+            "form": "text",
+            "groups": 8,
+            "rounds": 1,
+            "environments": {"exam": "soak_lab/digits"},
+        },
     },
     "workflow": "environment",
     "max_prompt_tokens": 16,
@@ -78,24 +100,26 @@ CONFIG = {
     "batch_size": BATCH,
     "group_size": 4,
     "rollout": {"max_staleness": 2},
-    "engine": "transformers",
     "learner": {"use": "deepspeed", "lr": 1.0e-5},
-    "placement": {"engines": 2, "learners": 2, "engine_threads": 1, "learner_threads": 1, "engine_restarts": 1000},
+    "placement": {"learners": 2, "engine_threads": 1, "learner_threads": 1, "engine_restarts": 1000},
     "checkpoint": {"every": 3, "export": "never"},
+    "eval": {"every": 4, "before": False, "after": False},
 }
 HEAD = """# Soak: killed at random moments
 
-`make soak` trains the small model (`examples/models/countdown-nano`) with two engines, one environment worker and two
-learner ranks, with rollouts up to two batches ahead, and repeatedly sends a signal to one of these processes at a
-random moment. An engine or worker that dies is replaced, and the run continues. If a learner rank or the driver dies,
-the run ends and is resumed from its last checkpoint. On SIGTERM the driver saves its step and exits. SIGSTOP is
-followed by SIGCONT up to five seconds later, and the run continues. The rollout store has no separate process: it dies
-with the driver.
+`make soak` trains the small model (`examples/models/countdown-nano`) with several engines, one environment worker and
+two learner ranks, with rollouts up to two batches ahead and an evaluation every four steps, and repeatedly sends a
+signal to one of these processes at a random moment. An engine or worker that dies is replaced, and the run continues;
+a *starting engine* is the replacement of one that was killed a moment before. A tensor-parallel engine is replaced when
+one of its processes dies. If a learner rank or the driver dies, the run ends and is resumed from its last checkpoint.
+On SIGTERM the driver saves its step and exits. SIGSTOP is followed by SIGCONT up to five seconds later, and the run
+continues. The rollout store has no separate process: it dies with the driver.
 
-After each signal the soak checks that the run continues or can be resumed, that no process is left behind, that each
-drawn task has ended or is still in progress, and that in the history of the surviving checkpoint the learner got each
-task in exactly one step (as recorded by a plugin of the soak). *Seconds lost* is the time from the signal until the run
-was one step further than before; for a resumed run this includes its start and the steps since the checkpoint.
+After each signal the soak checks that the run continues or can be resumed, that no process and no shared memory is left
+behind, that each drawn task has ended or is still in progress, and that in the history of the surviving checkpoint the
+learner got each task in exactly one step (as recorded by a plugin of the soak). *Seconds lost* is the time from the
+signal until the run was one step further than before; for a resumed run this includes its start and the steps since the
+checkpoint.
 """
 
 
@@ -106,28 +130,32 @@ class FaultError(Exception):
 class Soak:
     """One lineage of runs."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: int, engine: dict[str, Any], engines: int) -> None:
         self.folder, self.draw = folder, random.Random(seed)
+        self.deeds = deeds(engine)
+        self.shared: set[Path] = set()
         self.rows: list[tuple[tuple[str, str], float]] = []  # deed, seconds lost
         self.again = 0
         self.process: subprocess.Popen[bytes] | None = None
         model = {"path": str(ROOT / "examples" / "models" / "countdown-nano"), "max_length": 64}
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        (folder / "config.yaml").write_text(yaml.safe_dump({**CONFIG, "out": str(folder), "model": model}))
+        config = {**CONFIG, "out": str(folder), "model": model, "engine": engine}
+        config["placement"] = {**CONFIG["placement"], "engines": engines}
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
 
     def run(self, kills: int, minutes: float) -> None:
         """Send the given number of signals, or as many as fit in the given time, then let the run finish."""
         process, until = self.start(), time.monotonic() + 60 * minutes
-        deeds: list[tuple[str, str]] = []
+        left: list[tuple[str, str]] = []
         for number in range(kills):
             if time.monotonic() > until:
                 break
             self.beyond(self.step(), process)
             time.sleep(self.draw.uniform(0, MOST_SECONDS))
-            deeds = deeds or self.draw.sample(DEEDS, len(DEEDS))  # equally often, in random order
-            deed = deeds.pop()
-            family, start = _family(process.pid), time.monotonic()
+            left = left or self.draw.sample(self.deeds, len(self.deeds))  # equally often, in random order
+            deed = left.pop()
+            family, start = self.family(process), time.monotonic()
             self.signal(deed, process)
             if deed in ENDS:
                 self.ended(deed, process, family)
@@ -139,11 +167,11 @@ class Soak:
             self.rows.append((deed, lost))
             self.check()
             print(f"{self.folder.name}/{number + 1}. {deed[1]} of {deed[0]} at step {at}: {lost:.1f} s", flush=True)
-        family = _family(process.pid)
+        family = self.family(process)
         process.send_signal(signal.SIGINT)
         if process.wait(PATIENCE) != 130:
             raise FaultError(f"the last run ended with {process.returncode}: {self.console()}")
-        _gone(family)
+        self.gone(family)
         self.check()
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
@@ -159,18 +187,26 @@ class Soak:
     def signal(self, deed: tuple[str, str], driver: subprocess.Popen[bytes]) -> None:
         """Send a signal to a process of a kind, and continue the process after SIGSTOP."""
         kind, name = deed
-        victims: list[psutil.Process] = []
-
-        def found() -> bool:
-            victims[:] = [psutil.Process(driver.pid)] if kind == "driver" else _actors(driver.pid, KINDS[kind])
-            return bool(victims)
-
-        self.wait(found, driver)  # an engine may be restarting
-        victim = self.draw.choice(sorted(victims, key=lambda p: p.pid))
+        if kind == "starting engine":
+            engines = _titled(driver.pid, KINDS[kind])
+            self.victim("engine", driver).kill()
+            self.wait(lambda: {*_titled(driver.pid, KINDS[kind])} - {*engines}, driver)
+            time.sleep(self.draw.uniform(0, LONGEST_START))
+            for engine in {*_titled(driver.pid, KINDS[kind])} - {*engines}:
+                engine.kill()
+            return
+        victim = self.victim(kind, driver)
         victim.send_signal(signal.Signals[name])
         if name == "SIGSTOP":
             time.sleep(self.draw.uniform(0, LONGEST_STOP))
             victim.resume()
+
+    def victim(self, kind: str, driver: subprocess.Popen[bytes]) -> psutil.Process:
+        """Draw a process of a kind, after the start of the first."""
+        if kind == "driver":
+            return psutil.Process(driver.pid)
+        self.wait(lambda: _titled(driver.pid, KINDS[kind]), driver)  # an engine may be restarting
+        return self.draw.choice(sorted(_titled(driver.pid, KINDS[kind]), key=lambda p: p.pid))
 
     def ended(self, deed: tuple[str, str], process: subprocess.Popen[bytes], family: list[psutil.Process]) -> None:
         """Check that the run ended with the expected status and left no processes."""
@@ -178,7 +214,23 @@ class Soak:
         named = re.search(r"learner rank \d failed", " ".join(self.console().split()))
         if status != ENDS[deed] or (deed[0] == "learner rank" and not named):
             raise FaultError(f"{deed[1]} of the {deed[0]}: status {status}, {self.console()}")
-        _gone(family)
+        self.gone(family)
+
+    def family(self, driver: subprocess.Popen[bytes]) -> list[psutil.Process]:
+        """Return a driver's processes, and note the shared memory that they use."""
+        family = _family(driver.pid)
+        self.shared.update(*map(_shared, family))
+        return family
+
+    def gone(self, family: list[psutil.Process]) -> None:
+        """Check that nothing is left of a run that has ended."""
+        end = time.monotonic() + 30
+        while left := [_title(p) for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]:
+            if time.monotonic() > end:
+                raise FaultError(f"processes still running 30 s after the end: {left}")
+            time.sleep(0.2)
+        if files := [str(path) for path in sorted(self.shared) if path.exists()]:
+            raise FaultError(f"shared memory left by the run: {files}")
 
     def resume(self) -> subprocess.Popen[bytes]:
         """Start the next driver from the last checkpoint."""
@@ -247,7 +299,7 @@ class Soak:
         """Wait until a later step is complete."""
         self.wait(lambda: self.step() > step, process)
 
-    def wait(self, condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    def wait(self, condition: Callable[[], object], process: subprocess.Popen[bytes]) -> None:
         """Wait until a condition holds, while a process runs."""
         end = time.monotonic() + PATIENCE
         while not condition():
@@ -263,8 +315,8 @@ def _family(pid: int) -> list[psutil.Process]:
     return [root, *root.children(recursive=True)]
 
 
-def _actors(driver: int, kind: str) -> list[psutil.Process]:
-    return [p for p in _family(driver)[1:] if kind in _title(p)]
+def _titled(driver: int, title: str) -> list[psutil.Process]:
+    return [p for p in _family(driver)[1:] if title in _title(p)]
 
 
 def _title(process: psutil.Process) -> str:
@@ -274,12 +326,20 @@ def _title(process: psutil.Process) -> str:
         return ""
 
 
-def _gone(family: list[psutil.Process]) -> None:
-    end = time.monotonic() + 30
-    while left := [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]:
-        if time.monotonic() > end:
-            raise FaultError(f"processes still running 30 s after the end: {[_title(p) for p in left]}")
-        time.sleep(0.2)
+def _shared(process: psutil.Process) -> set[Path]:
+    """Return what a process has mapped or opened in /dev/shm, and is not deleted."""
+    try:
+        paths = [each.path for each in process.memory_maps()]
+        paths += [os.readlink(each) for each in Path(f"/proc/{process.pid}/fd").iterdir()]
+    except (psutil.Error, OSError):  # it has exited
+        return set()
+    return {Path(*Path(path).parts[:4]) for path in paths if path.startswith("/dev/shm/") and Path(path).exists()}
+
+
+def deeds(engine: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the deeds that are possible with an engine."""
+    parallel = engine.get("tensor_parallel_size", 1) > 1
+    return [deed for deed in DEEDS if parallel or deed[0] != "tensor-parallel process"]
 
 
 def lines(soaks: list[Soak], seed: int) -> Iterator[str]:
@@ -287,7 +347,7 @@ def lines(soaks: list[Soak], seed: int) -> Iterator[str]:
     rows = [row for soak in soaks for row in soak.rows]
     yield "| signal | to | times | the run | seconds lost, median | most |"
     yield "| --- | --- | ---: | --- | ---: | ---: |"
-    for deed in DEEDS:
+    for deed in soaks[0].deeds:
         seconds = [lost for done, lost in rows if done == deed]
         spent = f"{statistics.median(seconds):.0f} | {max(seconds):.0f}" if seconds else "- | -"
         yield f"| {deed[1]} | {deed[0]} | {len(seconds)} | {'was resumed' if deed in ENDS else 'continued'} | {spent} |"
@@ -306,6 +366,20 @@ def lines(soaks: list[Soak], seed: int) -> Iterator[str]:
     yield f"{trainings}, commit `{commit}`, {datetime.date.today()}."
 
 
+def write_page(title: str, text: Iterator[str]) -> None:
+    """Write a section of the page, and keep the others.
+
+    Args:
+        title: Title of the section.
+        text: Lines of the section.
+    """
+    _, *sections = PAGE.read_text(encoding="utf-8").split("\n## ")
+    found = {name: body.strip() for name, _, body in (section.partition("\n") for section in sections)}
+    found[title] = "\n".join(text)
+    body = "".join(f"\n## {name}\n\n{section}\n" for name, section in found.items())
+    PAGE.write_text(HEAD + body, encoding="utf-8")
+
+
 def main() -> int:
     """Soak, then write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -314,8 +388,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "soak")
     parser.add_argument("--trainings", type=int, default=2, help="number of parallel runs")
+    parser.add_argument("--engine", default="transformers", help="name of the engine; default: %(default)s")
+    parser.add_argument("--engines", type=int, default=2, help="number of engines of a run; default: %(default)s")
+    parser.add_argument("--tensor-parallel", type=int, default=1, help="processes of an engine; default: %(default)s")
     asked = parser.parse_args()
-    soaks = [Soak(asked.folder.resolve() / str(i), asked.seed + i) for i in range(asked.trainings)]
+    engine: dict[str, Any] = {"use": asked.engine}
+    if asked.tensor_parallel > 1:
+        engine["tensor_parallel_size"] = asked.tensor_parallel
+    folders = [asked.folder.resolve() / str(i) for i in range(asked.trainings)]
+    soaks = [Soak(folder, asked.seed + i, engine, asked.engines) for i, folder in enumerate(folders)]
     shares = [len(range(i, asked.kills, asked.trainings)) for i in range(asked.trainings)]
     with ThreadPoolExecutor() as pool:
         ends = [pool.submit(soak.run, n, asked.minutes) for soak, n in zip(soaks, shares, strict=True)]
@@ -328,7 +409,11 @@ def main() -> int:
         print(f"after {sum(len(soak.rows) for soak in soaks)} signals: {fault}", file=sys.stderr)
     if faults:
         return 1
-    PAGE.write_text(f"{HEAD}\n" + "\n".join(lines(soaks, asked.seed)) + "\n", encoding="utf-8")
+    title = f"{asked.engines} engines" if asked.engines > 1 else "one engine"
+    title = f"Engine `{asked.engine}`: {title}"
+    if asked.tensor_parallel > 1:
+        title += f" of {asked.tensor_parallel} tensor-parallel processes"
+    write_page(title, lines(soaks, asked.seed))
     return 0
 
 

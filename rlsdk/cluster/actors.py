@@ -140,8 +140,13 @@ def died(error: BaseException) -> bool:
 def never_ran(error: BaseException) -> bool:
     """Return True if the actor's node died before the actor's process existed.
 
-    Until Ray notices that a node is gone, which takes it ten seconds or more, it still places actors there.
+    Until Ray notices that a node is gone, which takes it ten seconds or more, it still places actors there; once it has
+    noticed, it refuses an actor for that node.
     """
+    from ray import exceptions
+
+    if isinstance(error, exceptions.ActorUnschedulableError):
+        return True
     return died(error) and "its node has died" in str(error) and "The actor never ran" in str(error)
 
 

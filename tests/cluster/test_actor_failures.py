@@ -10,7 +10,18 @@ import pytest
 from ray import exceptions
 from ray.core.generated.common_pb2 import ActorDiedErrorContext
 
-from rlsdk.cluster.actors import LONGEST, ActorFailures, cause_of, described, died, last_words, never_ran, reason
+from rlsdk.cluster.actors import (
+    LONGEST,
+    ActorFailures,
+    RunActor,
+    cause_of,
+    described,
+    died,
+    last_words,
+    never_ran,
+    reason,
+    spawn,
+)
 
 RAY_SAYS = """The actor died unexpectedly before finishing this task.
 \tclass_name: EngineActor
@@ -76,6 +87,15 @@ NEVER_RAN = death(NODE_DEATH, never_started=True)
 def test_an_actor_that_ray_placed_on_a_dead_node_never_ran() -> None:
     assert died(NEVER_RAN) and never_ran(NEVER_RAN)
     assert reason(NEVER_RAN) == NODE_DEATH
+
+
+@pytest.mark.stack
+def test_an_actor_for_a_node_that_ray_no_longer_has_never_ran(cluster: None) -> None:
+    import ray
+
+    with pytest.raises(exceptions.RayError) as refused:
+        ray.get(spawn(RunActor, node="5b3c61aa" * 7).identity.remote())
+    assert never_ran(refused.value)
 
 
 @pytest.mark.parametrize(
