@@ -7,6 +7,7 @@ import os
 import sqlite3
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -20,12 +21,15 @@ from rlsdk.runlog.actors import read_status
 from rlsdk.runlog.files import read_yaml
 from rlsdk.runlog.folder import MARKER, why_no_run
 from rlsdk.runlog.metrics import read_metrics
-from rlsdk.runlog.store import DATABASE, Address
+from rlsdk.runlog.serialization import ARRAYS, LEARNED, decode_tokens
+from rlsdk.runlog.store import DATABASE, Address, chunks
 from rlsdk.runlog.tables import COLUMNS, GROUPS, ROLLOUTS
 
 if TYPE_CHECKING:
     import pandas
 
+TOKEN_COLUMNS = (*ARRAYS, *LEARNED)
+"""Columns with the values of each token."""
 _INSTRUCTIONS = 10_000
 """SQLite instructions between checks of the clock and signals: about a millisecond."""
 
@@ -38,6 +42,7 @@ def rollouts(
     limit: int | None = None,
     seconds: float | None = None,
     evaluations: bool = False,
+    tokens: bool = False,
 ) -> pandas.DataFrame:
     """Return a run's rollouts as a pandas data frame, one row each; if none are saved, a warning explains why.
 
@@ -48,6 +53,9 @@ def rollouts(
         limit: Maximum number of rows.
         seconds: Time limit of the query; None for no limit.
         evaluations: True for evaluation rollouts instead of training rollouts.
+        tokens: True for further columns with the values of each token, NumPy arrays `[T]` as in `rlsdk.Rollout`:
+            `token_ids`, `loss_mask`, `logprobs` and `policy_versions`; and `learner_logprobs` (if they differ from the
+            engine's), `advantages` and `entropy` (if the algorithm reads it), None for a rollout that was not trained.
 
     Raises:
         EnvironmentFault: pandas is not installed.
@@ -57,10 +65,11 @@ def rollouts(
         import pandas
     except ModuleNotFoundError as error:
         raise EnvironmentFault("rlsdk.rollouts needs pandas, which is not installed: pip install pandas") from error
-    found = query(run, where, order_by=order_by, limit=limit, seconds=seconds, evaluations=evaluations)
+    how: dict[str, Any] = {"order_by": order_by, "limit": limit, "seconds": seconds, "evaluations": evaluations}
+    found = query(run, where, **how, tokens=tokens)
     if not found and not (where and query(run, limit=1, evaluations=evaluations)):
         warnings.warn(why_none(run, evaluations=evaluations), stacklevel=2)
-    return pandas.DataFrame(found, columns=list(COLUMNS))
+    return pandas.DataFrame(found, columns=[*COLUMNS, *(TOKEN_COLUMNS if tokens else ())])
 
 
 def query(
@@ -71,6 +80,7 @@ def query(
     limit: int | None = None,
     seconds: float | None = None,
     evaluations: bool = False,
+    tokens: bool = False,
 ) -> list[dict[str, Any]]:
     """Return a run's rollouts, each as a mapping of its columns; see `rollouts`.
 
@@ -89,7 +99,8 @@ def query(
     try:
         with engine.connect() as connection:
             rows = connection.execute(_statement(address.run, where, order_by, limit, evaluations)).mappings()
-            return [dict(row) for row in rows]
+            found = [dict(row) for row in rows]
+            return _with_tokens(connection, address.run, found) if tokens else found
     except sa.exc.DBAPIError as error:
         if getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
             if time.monotonic() < begun + most:
@@ -105,6 +116,19 @@ def query(
         raise address.unreadable(error) from error
     finally:
         engine.dispose()
+
+
+def _with_tokens(connection: sa.Connection, run: str, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    stored: dict[int, dict[str, list[Any]]] = {}
+    for part in chunks(sorted({row["number"] for row in rows})):
+        of_run = (GROUPS.c.run == run) & GROUPS.c.number.in_(part)
+        for number, payload in connection.execute(sa.select(GROUPS.c.number, GROUPS.c.payload).where(of_run)):
+            stored[number] = decode_tokens(payload)
+    found = []
+    for row in rows:
+        group = stored.get(row["number"], {})  # empty if the run has just deleted it
+        found.append(row | {name: group[name][row["rollout"]] if name in group else None for name in TOKEN_COLUMNS})
+    return found
 
 
 def why_none(run: str | Path, where: str = "", *, evaluations: bool = False, name: str = "") -> str:

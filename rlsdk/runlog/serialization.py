@@ -22,6 +22,8 @@ FORMAT = 5
 """Newest format; a group without `Learned` arrays is written as format 4, which has none. Also read: 1 and 2, in which
 messages had no calls and thoughts, and 3, without images."""
 ARRAYS = ("token_ids", "loss_mask", "logprobs", "policy_versions")
+LEARNED = ("learner_logprobs", "advantages", "entropy")
+"""Per-token arrays stored with a trained group; logprobs and entropy are the learner's before the update."""
 Learned = Mapping[str, Sequence[np.ndarray | None]]
 """Name of a field -> its values of each rollout, `[T]` as the rollout's tokens; None for one that was not trained."""
 _WIDE = 2**63
@@ -119,6 +121,22 @@ def decode_learned(payload: bytes) -> dict[str, list[np.ndarray | None]]:
         ValueFault: The bytes have another format.
     """
     header, _, _, source = _read(payload)
+    return _learned(header, source)
+
+
+def decode_tokens(payload: bytes) -> dict[str, list[np.ndarray | None]]:
+    """Read all per-token values of a stored group, whatever its task holds: name -> values of each rollout, `[T]`.
+
+    Raises:
+        ValueFault: The bytes have another format.
+    """
+    header, arrays, _, source = _read(payload)
+    cuts = np.cumsum(header["lengths"])[:-1]
+    sampled = {name: list(np.split(array, cuts)) for name, array in zip(ARRAYS, arrays, strict=False)}
+    return {**sampled, **_learned(header, source)}
+
+
+def _learned(header: Mapping[str, Any], source: io.BytesIO) -> dict[str, list[np.ndarray | None]]:
     found: dict[str, list[np.ndarray | None]] = {}
     for name, trained in header.get("learned", {}).items():
         ends = np.cumsum([n if has else 0 for n, has in zip(header["lengths"], trained, strict=True)])

@@ -235,7 +235,7 @@ class RolloutStore:
         waiting = [number for number, (_, ended, _) in kept.items() if ended is None]
         with self.transaction():
             self.settle([(number, *then) for number, then in kept.items()])
-            for part in _chunks(waiting):  # marked in chunks, so that a single statement can delete all others
+            for part in chunks(waiting):  # marked in chunks, so that a single statement can delete all others
                 same = (GROUPS.c.run == self._run) & GROUPS.c.number.in_(part)
                 self._connection.execute(GROUPS.update().where(same).values(kept_at=-1))
             self._delete(later & (GROUPS.c.kept_at.is_(None) | (GROUPS.c.kept_at != -1)))
@@ -250,7 +250,7 @@ class RolloutStore:
             step: Step of the checkpoint; rollouts from later weights belong to a continuation that was discarded.
         """
         found: dict[int, Group] = {}
-        for part in _chunks(list(tasks)):
+        for part in chunks(list(tasks)):
             same = (GROUPS.c.run == self._run) & GROUPS.c.number.in_(part) & (GROUPS.c.newest <= step)
             for number, payload in self._connection.execute(sa.select(GROUPS.c.number, GROUPS.c.payload).where(same)):
                 try:
@@ -321,7 +321,8 @@ def set_aside(file: Path) -> Path:
     return aside
 
 
-def _chunks(numbers: Sequence[int]) -> Iterator[Sequence[int]]:
+def chunks(numbers: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Split numbers into parts that a single statement may name."""
     return (numbers[i : i + _CHUNK] for i in range(0, len(numbers), _CHUNK))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
 from rlsdk.rollout.buffer import BufferPolicy, priority_of
-from rlsdk.runlog.serialization import Learned
+from rlsdk.runlog.serialization import LEARNED, Learned
 from rlsdk.runlog.tables import Entry
 from rlsdk.types import Group
 
@@ -143,10 +143,6 @@ def entries_of(
         for record, status in zip(records, statuses, strict=True)
         if record.group is not None
     ]
-
-
-LEARNED = ("learner_logprobs", "advantages", "entropy")
-"""Per-token arrays stored with a trained group; logprobs and entropy are the learner's before the update."""
 
 
 def learned_tokens(batch: StepBatch) -> dict[int, dict[str, np.ndarray]]:

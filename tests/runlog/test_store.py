@@ -16,6 +16,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import attrs
+import numpy as np
 import pytest
 import sqlalchemy as sa
 
@@ -212,6 +214,27 @@ def test_a_frame(tmp_path: Path, entry: Make) -> None:
     with pytest.warns(UserWarning, match=r"No evaluation answers are saved: .* has not evaluated so far") as warned:
         assert rlsdk.rollouts(tmp_path, "valid", evaluations=True).empty
     assert warned[0].filename == __file__
+
+
+def test_a_frame_with_the_values_of_each_token(address: Address, entry: Make, tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    advantages = np.linspace(-1, 1, 5, dtype=np.float32)
+    opaque = attrs.evolve(entry(2, "filtered").group, task=Task("t2", "?", answer=object()))
+    trained = entry(1, version=4, learned={"advantages": [advantages, None]})
+    kept(address, trained, attrs.evolve(entry(2, "filtered"), group=opaque)).close()
+    frame = rlsdk.rollouts(tmp_path, order_by="number desc", tokens=True)
+    assert tuple(frame.columns[: len(COLUMNS)]) == COLUMNS
+    first, last = frame.iloc[0], frame.iloc[2]
+    assert (first.task, first.token_ids.tolist()) == ("t2", [2, 3, 4, 5, 6])
+    assert first.advantages is None  # it was filtered
+    assert (last.response, last.loss_mask.tolist()) == ("1 or 1", [False, False, True, True, True])
+    assert last.policy_versions.tolist() == [-1, -1, 4, 4, 4]
+    np.testing.assert_array_equal(last.logprobs, np.array([0, 0, -0.1, -0.2, -0.3], np.float32))
+    assert last.advantages is None  # its score is invalid
+    np.testing.assert_array_equal(frame.iloc[3].advantages, advantages)
+    assert frame.learner_logprobs.isna().all()
+    empty = rlsdk.rollouts(tmp_path, "step > 5", tokens=True)
+    assert tuple(empty.columns) == tuple(frame.columns)
 
 
 def test_an_empty_frame_of_a_run_that_has_saved_nothing_comes_with_the_reason(tmp_path: Path) -> None:
