@@ -84,8 +84,9 @@ class RouterLoss:
             logits: Router logits of each layer for the same tokens, `[t, E]`.
         """
         probabilities = torch.cat([layer.float().softmax(-1) for layer in logits])
-        chosen = probabilities.topk(self.chosen, dim=-1).indices
-        counts = torch.bincount(chosen.reshape(-1), minlength=self.experts)
+        chosen = probabilities.topk(self.chosen, dim=-1).indices.reshape(-1)
+        # Not by `bincount`, which fails on the fake tensors that estimate memory.
+        counts = chosen.new_zeros(self.experts).index_add_(0, chosen, torch.ones_like(chosen))
         return ExpertUse(counts.float(), probabilities.sum(0), len(probabilities))
 
     def __call__(self, part: ExpertUse, totals: ExpertTotals) -> Tensor:

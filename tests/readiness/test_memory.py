@@ -78,11 +78,15 @@ def test_the_memory_of_an_adapter_is_reported_too(dtype: Any):
     assert adapter["learner activations"] > 0
 
 
+@pytest.mark.parametrize("router_loss_coef", [None, 0.1], ids=["", "balanced"])
 @pytest.mark.parametrize("name", architectures.MOE)
-def test_the_memory_of_mixtures_of_experts_is_estimated_in_float32(name: str, tmp_path: Path):
+def test_the_memory_of_mixtures_of_experts_is_estimated_in_float32(
+    name: str, router_loss_coef: float | None, tmp_path: Path
+):
     architectures.make(tmp_path, name)
     attention: Any = "eager" if name == "gpt-oss" else "sdpa"
-    found = sizes(Model(path=str(tmp_path), max_length=64), device="cpu", attention=attention)
+    model = Model(path=str(tmp_path), max_length=64)
+    found = sizes(model, device="cpu", attention=attention, router_loss_coef=router_loss_coef)
     assert found["learner activations"] > 0
 
 
