@@ -281,7 +281,7 @@ def test_verls_rejection_in_bypass_mode_compares_the_policy_being_trained(folder
     assert found.config["old_logprobs"] == "rollout"
     assert found.config["algorithm"]["correction"] == correction
     (entry,) = [entry for entry in found.entries if entry.key == f"{RS}.rollout_rs"]
-    assert entry.status == "changed" and "pip install rlsdk-zoo" in entry.note
+    assert entry.status == "changed" and "pip install plugins/rlsdk-zoo" in entry.note
     more = {"model": {"path": "model", "max_length": 2048}, "tasks": {"train": "countdown"}, "reward": "countdown"}
     check({**found.config, **more, "group_size": 4})
 
@@ -379,7 +379,7 @@ def test_verls_dppo_is_a_loss_of_the_zoo(folder, zoo, divergence):
     assert "correction" not in found.config["algorithm"]
     notes = {entry.key: (entry.status, entry.note) for entry in found.entries}
     status, note = notes[f"{actor}.policy_loss.loss_mode"]
-    assert status == "changed" and "pip install rlsdk-zoo" in note
+    assert status == "changed" and "pip install plugins/rlsdk-zoo" in note
     assert notes[f"{correction}.rollout_is"][0] == "ignored"
 
 
@@ -398,7 +398,10 @@ def test_a_squared_log_ratio_of_each_token_is_a_loss_of_the_zoo_with_any_aggrega
     found = migrate(trainer, [*words, f"{key}={'dro' if trainer == 'verl' else 'kimi15'}"], {})
     assert found.config["algorithm"]["policy_loss"] == {"use": "zoo/kimi", "tau": 0.5, "level": "token"}
     entry = next(entry for entry in found.entries if entry.key == key)
-    assert (entry.status, entry.note) == ("changed", "from a plugin: pip install rlsdk-zoo")
+    assert (entry.status, entry.note) == (
+        "changed",
+        "from a plugin: pip install plugins/rlsdk-zoo, in a clone of rlsdk",
+    )
     more = {"model": {"path": "model", "max_length": 2048}, "tasks": {"train": "countdown"}, "reward": "countdown"}
     for aggregate in ("token-mean", "seq-mean-token-mean"):
         tree = {**found.config, **more, "group_size": 4}
@@ -418,7 +421,9 @@ def test_trls_vespo_is_a_loss_of_the_zoo(folder, zoo):
     }
     assert found.config["algorithm"]["aggregate"] == "token-mean"
     assert "correction" not in found.config["algorithm"]
-    assert next(entry.note for entry in found.entries if entry.key == "loss_type").endswith("pip install rlsdk-zoo")
+    assert next(entry.note for entry in found.entries if entry.key == "loss_type").endswith(
+        "pip install plugins/rlsdk-zoo, in a clone of rlsdk"
+    )
     more = {"model": {"path": "model", "max_length": 1024}, "tasks": {"train": "countdown"}, "reward": "countdown"}
     assert check({**found.config, **more}).loss.policy_loss.name == "zoo/vespo"
 
@@ -442,7 +447,7 @@ def test_trinitys_sppo_is_a_loss_of_the_zoo(folder, zoo):
     words = ["algorithm.algorithm_type=sppo", "algorithm.policy_loss_fn_args.epsilon=0.25"]
     found = migrate("trinity", words, {})
     assert not [entry.key for entry in found.entries if entry.status == "missing"]
-    assert "algorithm.policy_loss: from a plugin: pip install rlsdk-zoo" in found.notes
+    assert "algorithm.policy_loss: from a plugin: pip install plugins/rlsdk-zoo, in a clone of rlsdk" in found.notes
     sppo = found.config["algorithm"]
     assert (sppo["advantage"], sppo["policy_loss"], sppo["kl_coef"]) == (
         {"use": "opmd"},

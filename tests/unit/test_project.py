@@ -129,6 +129,15 @@ def test_examples_of_the_documentation_run(page, tmp_path, monkeypatch):
             assert Check(Subject(component)).finding("options-documented").outcome == "passed", component.name
 
 
+@pytest.mark.parametrize("page", ["asynchronous", "buffer", "tasks", "trackers", "../monitoring"])
+def test_the_components_of_a_page_that_shows_no_check_pass_theirs(page, tmp_path, monkeypatch):
+    """Those of other pages are checked by a command on the page, or in other tests."""
+    monkeypatch.chdir(tmp_path)
+    Path("shown.py").write_text(python_in(os.path.normpath(f"docs/howto/{page}.md")))
+    ran = CliRunner().invoke(root, ["check", "shown.py"])
+    assert ran.exit_code == 0, ran.output
+
+
 SCRIPT = re.compile(r"^```\{\.python\}\n(?!--8<--)(.*?)^```", re.DOTALL | re.MULTILINE)
 """Code that needs a model, a server or the whole stack; scripts included from a file have tests of their own."""
 

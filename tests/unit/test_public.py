@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import rlsdk
+from rlsdk.kinds import KINDS
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = [
@@ -51,6 +52,12 @@ def is_public(module: str, name: str | None) -> bool:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.relative_to(ROOT).as_posix())
 def test_plugins_and_examples_use_public_names_alone(file: Path) -> None:
     assert private_uses(file.read_text(encoding="utf-8")) == []
+
+
+def test_a_plugin_of_each_kind_is_frozen() -> None:
+    """docs/api_policy.md says so."""
+    frozen = (ROOT / "tests" / "packages" / "frozen_v1").glob("my_*.py")
+    assert {path.stem.removeprefix("my_") for path in frozen} == set(KINDS)
 
 
 def test_there_are_plugins() -> None:

@@ -1,6 +1,6 @@
 """The plugin `fsdp2`: a learner based on torch's `fully_shard`, imported on first use.
 
-`pip install rlsdk-fsdp2`, then `learner: {use: fsdp2/fsdp2, lr: 1.0e-6}`.
+`pip install plugins/rlsdk-fsdp2`, then `learner: {use: fsdp2/fsdp2, lr: 1.0e-6}`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The plugin `gridworlds`: grid puzzles that models play as text; modules are imported by kind.
 
-`pip install rlsdk-gridworlds`, then `gridworlds/frozen_lake` or `gridworlds/sokoban`.
+`pip install plugins/rlsdk-gridworlds`, then `gridworlds/frozen_lake` or `gridworlds/sokoban`.
 """
 
 from __future__ import annotations

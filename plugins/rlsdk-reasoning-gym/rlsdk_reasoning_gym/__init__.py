@@ -1,6 +1,6 @@
 """The plugin `reasoning_gym`: tasks and scorers of reasoning-gym; modules are imported by kind.
 
-`pip install rlsdk-reasoning-gym`, then `tasks: {train: {use: reasoning_gym/tasks, datasets: chain_sum}}` and
+`pip install plugins/rlsdk-reasoning-gym`, then `tasks: {train: {use: reasoning_gym/tasks, datasets: chain_sum}}` and
 `reward: reasoning_gym/score`.
 """
 

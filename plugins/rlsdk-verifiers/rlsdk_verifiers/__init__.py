@@ -1,6 +1,6 @@
 """The plugin `verifiers`: environments of verifiers as tasks, workflow and reward; modules are imported by kind.
 
-`pip install rlsdk-verifiers`, then `tasks: {train: {use: verifiers/tasks, environment: my-env}}`, `workflow:
+`pip install plugins/rlsdk-verifiers`, then `tasks: {train: {use: verifiers/tasks, environment: my-env}}`, `workflow:
 verifiers/workflow` and `reward: verifiers/rubric`.
 """
 

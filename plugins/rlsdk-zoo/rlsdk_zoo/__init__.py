@@ -1,6 +1,6 @@
 """The plugin `zoo`: new or rarely used parts of algorithms, and optimisers; modules are imported by kind.
 
-`pip install rlsdk-zoo`, then `algorithm: zoo/dppo` or `policy_loss: zoo/dppo`.
+`pip install plugins/rlsdk-zoo`, then `algorithm: zoo/dppo` or `policy_loss: zoo/dppo`.
 """
 
 from __future__ import annotations

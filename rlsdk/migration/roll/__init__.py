@@ -18,7 +18,9 @@ from rlsdk.migration.shared.learner import FULLY_TRAINED_NOTE, LEARNER_NOTE
 from rlsdk.migration.shared.tasks import KEEP_ALL
 from rlsdk.migration.values import choice, count, flag, interval, listed, number, text, texts, whole
 
-_GRID_NOTE = "an option of the environment, under the same name (pip install rlsdk-gridworlds)"
+_GRID_NOTE = (
+    "an option of the environment, under the same name (pip install plugins/rlsdk-gridworlds, in a clone of rlsdk)"
+)
 _VARIABLE_NOTE = "for the run's actors; workflows and rewards have the environment of rlsdk train"
 _ROLE = "roles are placed and sharded together: see placement"
 _ENV = "an option of the environment"

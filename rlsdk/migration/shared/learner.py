@@ -19,7 +19,7 @@ CRITIC_WARMUP_NOTE = "critic_warmup is the first step that trains the actor, cou
 OPTIMIZER_NOTE = "learner.optimizer is adamw, sgd, or one of a plugin (howto/optimizer.md)"
 OPTIMIZER_OPTIONS_NOTE = "options of an optimiser: learner.optimizer: {use: …} (howto/optimizer.md)"
 MUON_NOTE = "learner.optimizer=zoo/muon needs model.dtype=float32 and learner.zero_stage=0"
-ZOO = "from a plugin: pip install rlsdk-zoo"
+ZOO = "from a plugin: pip install plugins/rlsdk-zoo, in a clone of rlsdk"
 
 FULLY_TRAINED_NOTE = (
     "an adapter trains no layers fully: leave these as they are, or remove learner.lora to train all weights"
