@@ -25,7 +25,7 @@ from rlsdk.cluster.nodes import DrainingNode, watch_nodes
 from rlsdk.contracts.rollouts import Evaluation, NoRolloutsError
 from rlsdk.errors import ScoringError
 from rlsdk.options import unknown
-from rlsdk.runlog.actors import EngineScaling, requested_engines, write_status
+from rlsdk.runlog.actors import EngineScaling, clear_status, requested_engines, write_status
 from rlsdk.runlog.observers import Observers
 from rlsdk.runlog.report import figure_text
 from rlsdk.runlog.store import RolloutStore, RolloutWriter
@@ -84,6 +84,11 @@ class Scaling(Callback):
 
     def __init__(self) -> None:
         self._last: EngineScaling | None = None
+
+    async def on_start(self, trainer: Trainer) -> None:
+        """Delete the status that an earlier training by hand has left, which says that the run has ended."""
+        clear_status(trainer.plan.folder)
+        self._last = None
 
     async def before_step(self, trainer: Trainer) -> None:
         """Request the desired number of engines, and record the current state."""
@@ -172,7 +177,8 @@ class Evaluating(Callback):
     async def after_step(self, trainer: Trainer, metrics: Metrics) -> None:
         """Evaluate if this step is due."""
         section, interval = trainer.plan.config.eval, trainer.plan.config.rollout.sync_interval
-        due = section.every and trainer.version % section.every < interval and trainer.sync_due
+        unsynced = trainer.version % interval or interval  # steps since the previous sync; fewer before the last one
+        due = section.every and trainer.version % section.every < unsynced and trainer.sync_due
         if trainer.rollouts.eval_tasks and (due or (trainer.ended and section.after)):
             await self._evaluate_trained(trainer, metrics)
 

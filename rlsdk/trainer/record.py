@@ -76,6 +76,10 @@ class RunRecord:
     samples: Mapping[str, Sequence[Mapping[str, Any]]] = attrs.field(factory=dict)
     reported: bool = False
 
+    def begin(self) -> None:
+        """Note that a training begins, which may follow an earlier one by hand: the report will be of this one."""
+        self.summary, self.samples, self.reported = {}, {}, False
+
     def finish(self, summary: dict[str, Any], samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         """Take the summary of the training. It is reported when everything has ended or, if `by_hand`, at once."""
         self.summary, self.samples = summary, samples

@@ -501,6 +501,8 @@ class Trainer:
     async def train_async(self) -> dict[str, Any]:
         """Train as `train` does, in the running event loop."""
         self.check_usable()
+        if self.record is not None:
+            self.record.begin()
         await self.restore()
         async with AsyncExitStack() as ends:
             for callback in self.callbacks:

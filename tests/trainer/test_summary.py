@@ -24,6 +24,7 @@ from rlsdk.runlog.actors import read_status
 from rlsdk.runlog.report import draw_curves, print_report
 from rlsdk.trainer import record, summary
 from rlsdk.trainer import trainer as trainer_module
+from rlsdk.trainer.callbacks import Callback, standard_callbacks
 from rlsdk.trainer.trainer import Trainer
 from tests.trainer.fakes import FakeLearner, ScriptedRollouts, make_plan
 
@@ -159,6 +160,38 @@ def test_a_trainer_whose_variable_is_gone_can_be_closed(tmp_path: Path, monkeypa
     with Trainer.from_config({}, overwrite=True, console=Console(quiet=True)):
         pass
     assert closed == ["parts"] * 2
+
+
+class EndsEarly(Callback):
+    """Interrupts the training after its first step, and fails it after its second; notes how the run is marked."""
+
+    def __init__(self) -> None:
+        self.marks: list[str] = []
+
+    async def after_step(self, trainer: Trainer, metrics: Any) -> None:
+        state = read_status(trainer.plan.folder)
+        assert state is not None
+        self.marks.append(state.ended)
+        if trainer.version == 2:
+            raise RunError("the learner is gone")
+        trainer.interrupt()
+
+
+def test_a_second_training_by_hand_is_marked_running_and_reports_its_own_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record, "ray_cluster", lambda _, **__: contextlib.nullcontext(0))
+    plan, own = make_plan(tmp_path), EndsEarly()
+    with pytest.raises(RunError, match="the learner is gone"), opened(plan) as run:
+        run.by_hand = True
+        callbacks = standard_callbacks(run.console, run.observers, run.store, [own])
+        trainer = Trainer(plan, rollouts=ScriptedRollouts(plan), learner=FakeLearner(), callbacks=callbacks)
+        trainer.record = run
+        assert trainer.train()["status"] == "interrupted"
+        trainer.train()
+    assert own.marks == ["", ""]
+    summary, state = json.loads((plan.folder / "summary.json").read_text()), read_status(plan.folder)
+    assert (summary["status"], state and state.ended) == ("failed", "failed")
 
 
 def test_a_run_that_an_error_ends_leaves_a_report_that_names_it(

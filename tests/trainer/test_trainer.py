@@ -518,9 +518,17 @@ def test_evaluation_comes_before_ones_own_callbacks_and_logging_and_saving_after
     assert [step for step, _ in observers.logged] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("reward, expected", [(1.0, [0, 4, 6, 8]), (0.0, [0, 3])])
+@pytest.mark.parametrize(
+    "steps, section, reward, expected",
+    [
+        (8, {"every": 3}, 1.0, [0, 4, 6, 8]),
+        (8, {"every": 3}, 0.0, [0, 3]),
+        (9, {"every": 4, "after": False}, 1.0, [0, 4, 8]),  # step 8 is not evaluated again at the end
+        (9, {"every": 9, "after": False}, 1.0, [0, 9]),
+    ],
+)
 def test_evaluations_have_the_weights_of_their_step_whatever_the_sync_interval(
-    tmp_path: Path, reward: float, expected: list[int]
+    tmp_path: Path, steps: int, section: dict[str, Any], reward: float, expected: list[int]
 ) -> None:
     from rich.console import Console
 
@@ -531,7 +539,7 @@ def test_evaluations_have_the_weights_of_their_step_whatever_the_sync_interval(
             self.versions.append((trainer.version, self.policy._version))
             return await super().evaluate()
 
-    changes = {"steps": 8, "eval": {"every": 3}, "rollout": {"sync_interval": 2}, "max_empty_steps": 3}
+    changes = {"steps": steps, "eval": section, "rollout": {"sync_interval": 2}, "max_empty_steps": 3}
     plan = make_plan(tmp_path, **changes)
     plan.folder.mkdir(parents=True)
     trainer = Trainer(plan, rollouts=Evaluated(plan, lambda _, i: i * reward), learner=FakeLearner())
