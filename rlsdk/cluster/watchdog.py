@@ -18,11 +18,10 @@ from typing import Any
 
 import attrs
 
-from rlsdk.cluster.health import GcsAddress, Prober, Watched
+from rlsdk.cluster.health import IDLE_SHARE, GcsAddress, Prober, Watched, WatchedLoop
 from rlsdk.config.schema import WatchdogSection
 from rlsdk.errors import RunError
 from rlsdk.isolation.vitals import Identity, Vitals
-from rlsdk.loops.watch import LoopHealth
 
 log = logging.getLogger(__name__)
 Report = Callable[[str, Sequence[tuple[Watched, Vitals]], float], None]
@@ -31,8 +30,6 @@ GRACE_SECONDS = 15.0
 """Seconds that a run has to end after it was told to; then its process exits."""
 SAVE_SECONDS = 600.0
 """Seconds that a run has to finish its step and save after it lost Ray's GCS."""
-IDLE_SHARE = 0.02
-"""Share of a core below which a process counts as idle: Ray's own threads use a little all the time."""
 LEAVE_SECONDS = 60.0
 """Seconds that a run has to close trackers and Ray after its task was ended."""
 _STOPPED = "is stopped (by SIGSTOP, or a debugger)"
@@ -83,7 +80,7 @@ class Watchdog:
         self._keys = itertools.count()
         self._stages: dict[object, tuple[str, float]] = {}
         self._watched: list[Watched] = []
-        self._loops: list[LoopHealth] = []
+        self._loops: list[WatchedLoop] = []
         self._run: _Run | None = None
         self._gcs: GcsAddress | None = None
         self._checks: list[Callable[[], str]] = []
@@ -154,7 +151,7 @@ class Watchdog:
         self, loop: asyncio.AbstractEventLoop, thread: threading.Thread, name: str, *, says: bool = True
     ) -> Callable[[], None]:
         """Watch a thread's event loop, and log stalls if `says`; return a function that stops watching."""
-        watch = LoopHealth(loop, thread, name, self._warn if says else float("inf"), self._now)
+        watch = WatchedLoop(loop, thread, name, self._warn if says else float("inf"), self._now)
         with self._lock:
             self._loops.append(watch)
 
@@ -368,7 +365,7 @@ class Watchdog:
         assert watched.identity is not None
         self._prober.kill(watched.identity)
 
-    def _judge_loop(self, loop: LoopHealth, now: float) -> None:
+    def _judge_loop(self, loop: WatchedLoop, now: float) -> None:
         found = loop.look()
         if found:
             said, _, stack = found.partition("\n")

@@ -20,14 +20,13 @@ import pytest
 
 from rlsdk.cluster.actors import last_words
 from rlsdk.cluster.address import RayAddress
-from rlsdk.cluster.health import GcsAddress, Prober, unreachable
+from rlsdk.cluster.health import GcsAddress, Prober, WatchedLoop, unreachable
 from rlsdk.cluster.watchdog import GRACE_SECONDS, SAVE_SECONDS, WRITE_SECONDS, Watchdog
 from rlsdk.config.schema import PlacementSection, WatchdogSection
 from rlsdk.errors import LearnerError, RunError
 from rlsdk.isolation import vitals
 from rlsdk.isolation.vitals import Identity, Vitals
 from rlsdk.isolation.watching import CURRENT, main_loop, stage
-from rlsdk.loops.watch import LoopHealth
 from rlsdk.runlog import store as stores
 from rlsdk.runlog.store import Address, RolloutStore, lock_holder
 
@@ -392,7 +391,7 @@ def test_a_blocked_loop_is_named_with_the_blocking_code() -> None:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    health = LoopHealth(loop, thread, "the run", 60, lambda: clock[0], lambda _: spent[0])
+    health = WatchedLoop(loop, thread, "the run", 60, lambda: clock[0], lambda _: spent[0])
     health.look()
     wait_until(lambda: health.blocked_for == 0 and health._asked is None)
     loop.call_soon_threadsafe(held.wait)
@@ -420,7 +419,7 @@ def test_a_loop_that_is_blocked_before_its_first_turn_is_named_too() -> None:
     loop.call_soon(held.wait)
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    health = LoopHealth(loop, thread, "the run", 60, lambda: clock[0], lambda _: 0.0)
+    health = WatchedLoop(loop, thread, "the run", 60, lambda: clock[0], lambda _: 0.0)
     health.look()
     wait_until(lambda: "wait" in health.describe())
     clock[0] = 20.0
@@ -435,7 +434,7 @@ def test_code_that_computes_on_its_loop_for_ever_ends_the_run(bench: Bench) -> N
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     loop.call_soon_threadsafe(held.wait)
-    computes = LoopHealth(loop, thread, "users' code", float("inf"), lambda: bench.time, lambda _: bench.time)
+    computes = WatchedLoop(loop, thread, "users' code", float("inf"), lambda: bench.time, lambda _: bench.time)
     bench.dog._loops.append(computes)
     bench.run(1990)
     assert not bench.dog.verdict
@@ -449,7 +448,7 @@ def test_code_that_computes_on_its_loop_for_ever_ends_the_run(bench: Bench) -> N
 
 def test_a_loop_that_ticks_while_it_is_looked_at_is_not_idle() -> None:
     loop = asyncio.new_event_loop()
-    health = LoopHealth(loop, threading.current_thread(), "the run", 60, lambda: 50.0, lambda _: tick())
+    health = WatchedLoop(loop, threading.current_thread(), "the run", 60, lambda: 50.0, lambda _: tick())
 
     def tick() -> float:
         health._asked = None  # as the loop's own thread does, at any moment
