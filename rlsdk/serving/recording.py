@@ -16,6 +16,7 @@ import numpy as np
 from rlsdk.contracts import Role, Sampled
 from rlsdk.engines.client import Watch
 from rlsdk.errors import ConfigError, OutOfRoomError, RefusedMessagesError, ValueFault
+from rlsdk.plurals import counted
 from rlsdk.rollout.chat import Prompt, RolloutContext, TokenChat
 from rlsdk.seeds import derive
 from rlsdk.serving.http_server import endpoint
@@ -152,10 +153,9 @@ class Recorder:
         """Reward the last answer, at its last sampled token.
 
         Raises:
-            RuntimeError: There is no answer yet.
+            RuntimeError: There is no answer.
         """
-        if not self._nodes:
-            raise RuntimeError(f"a reward of {value} before anything was sampled")
+        self._expect_answer()
         self._nodes[-1].chat.reward(value)
 
     def finish(self, **changes: Any) -> tuple[Rollout, ...]:
@@ -168,9 +168,7 @@ class Recorder:
         Raises:
             RuntimeError: Nothing was sampled; that is the agent's failure, and does not end the run.
         """
-        if not self._nodes:
-            why = f"its last request was refused: {self.refusal}" if self.refusal else "pass it `base_url`"
-            raise RuntimeError(f"the agent got no answer from the policy; {why}")
+        self._expect_answer()
         leaves = [node for node in self._nodes if not node.children]
         metrics = {"calls": float(self.calls), "conversations": float(len(leaves)), **changes.pop("metrics", {})}
         word = changes.pop("answer", None)
@@ -187,6 +185,16 @@ class Recorder:
         if word is not None and last.text.strip() != word.strip():
             changes["messages"] = (*last.messages, Message("assistant", word, prompt=False))
         return (*rollouts[:-1], attrs.evolve(last, **changes))
+
+    def _expect_answer(self) -> None:
+        if self._nodes:
+            return
+        why = "it sent no request; pass it `base_url`"
+        if self.refusal:
+            why = f"its last request was refused: {self.refusal}"
+        elif self.calls:
+            why = f"{counted(self.calls, 'request')} ended early, cancelled by the agent or by its time limit"
+        raise RuntimeError(f"the agent got no answer from the policy; {why}")
 
     def _note(self, refusal: APIError) -> None:
         self.refusal = str(refusal)

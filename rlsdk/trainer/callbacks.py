@@ -140,7 +140,10 @@ class RolloutStorage(Callback):
         await self.writer.submit(lambda store: store.forget(oldest, every))
 
     async def on_end(self, trainer: Trainer, *, failed: bool) -> None:
-        """Write the entries that are still queued."""
+        """Store the groups of a step that ended the run since too few could be scored; write what is still queued."""
+        unscored = [entry for entry in trainer.closed if entry.step == trainer.version + 1]
+        if failed and unscored:
+            await self.writer.submit(lambda store: store.put(unscored))
         writer, self._writer = self._writer, None
         if writer is not None:
             await asyncio.to_thread(writer.close)

@@ -159,8 +159,8 @@ class Explorer:
         made, self._made = self._made, []
         dropped, self._dropped = self._dropped, []
         taken = [record.group for record in records if record.group is not None]
-        # The trainer never sees replaced groups, so failed scores among them are counted here.
-        check_budget([*taken, *dropped], self._plan.config.max_invalid, version + 1)
+        if dropped:  # the trainer never sees replaced groups, so failed scores among them are counted here
+            check_budget([*taken, *dropped], self._plan.config.max_invalid, version + 1)
         metrics = {
             "tasks/dropped": float(self._streams.dropped),
             **self._streams.metrics(),

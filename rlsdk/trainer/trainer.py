@@ -20,7 +20,7 @@ from rlsdk.config import Plan, Source, check
 from rlsdk.config.rules import fresh_groups
 from rlsdk.contracts.rollouts import NoRolloutsError, Rollouts, TakenBatch
 from rlsdk.contracts.training import LearnerHandle, TrainedRole
-from rlsdk.errors import RunError
+from rlsdk.errors import RunError, ScoringError
 from rlsdk.fields import FORWARD
 from rlsdk.isolation.process import settle, sigterm_as_interrupt
 from rlsdk.loops.signals import handled
@@ -437,7 +437,11 @@ class Trainer:
             ScoringError: The share of rollouts that could not be scored exceeds `max_invalid`.
         """
         groups, scored = taken.groups, self.plan.scored
-        invalid = check_budget(groups, self.plan.config.max_invalid, self.version + 1)
+        try:
+            invalid = check_budget(groups, self.plan.config.max_invalid, self.version + 1)
+        except ScoringError:
+            self.closed = entries_of(taken.records, final_statuses(taken.records, None), self.version + 1, None)
+            raise
         return {
             **rollout_metrics(groups),
             **reward_metrics(groups, scored=scored, separate=self.plan.separate_rewards),

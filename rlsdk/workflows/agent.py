@@ -120,8 +120,9 @@ async def attended(
     async with chat.serve(**how) as served:
         try:
             result = await work(served)
-        except LateError:
-            pass
+        except LateError as error:
+            if not served.calls:
+                raise TimeoutError("the agent reached its time limit before its first request") from error
         except Exception as error:  # noqa: BLE001 - raised again, unless a limit was its cause
             _raise_unless_cut(error, served)
     if result is not _LATE:

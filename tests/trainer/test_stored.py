@@ -8,17 +8,20 @@ from typing import Any
 
 import attrs
 import numpy as np
+import pytest
 import sqlalchemy as sa
 from rich.console import Console
 
 from rlsdk.contracts import TrainBatch
-from rlsdk.contracts.rollouts import Evaluation
+from rlsdk.contracts.rollouts import Evaluation, TakenBatch
+from rlsdk.errors import ScoringError
 from rlsdk.runlog.metrics import read_ledger
 from rlsdk.runlog.query import query, reader
 from rlsdk.runlog.serialization import decode, decode_learned
 from rlsdk.runlog.store import Address, RolloutStore
 from rlsdk.runlog.tables import GROUPS
 from rlsdk.trainer.callbacks import standard_callbacks
+from rlsdk.types import Score
 from tests.trainer.fakes import SOURCE, FakeLearner, ScriptedRollouts
 from tests.trainer.test_trainer import Told, make_trainer
 
@@ -40,14 +43,16 @@ class DistantLearner(FakeLearner):
         return {name: values / 2 for name, values in super().forward(batch, fields).items()}
 
 
-def trained(folder: Path, **changes: Any) -> Path:
-    trainer = make_trainer(folder, steps=2, save_rollouts=1, **changes)
-    trainer.rollouts, trainer.learner = EvaluatedRollouts(trainer.plan), DistantLearner()
+def trained(folder: Path, rollouts: type[ScriptedRollouts] = EvaluatedRollouts, **changes: Any) -> Path:
+    trainer = make_trainer(folder, **{"steps": 2, "save_rollouts": 1, **changes})
+    trainer.rollouts, trainer.learner = rollouts(trainer.plan), DistantLearner()
     trainer.plan.folder.mkdir(parents=True)
     store = RolloutStore(Address.make(trainer.plan.folder, None, None))
     trainer.callbacks = standard_callbacks(Console(quiet=True), Told(), store)  # type: ignore[arg-type]
-    trainer.train()
-    store.close()
+    try:
+        trainer.train()
+    finally:
+        store.close()
     return Path(trainer.plan.folder)
 
 
@@ -91,3 +96,21 @@ def test_evaluations_are_stored_with_their_step(tmp_path: Path) -> None:
 def test_the_ledger_is_written_after_each_step(tmp_path: Path) -> None:
     rows = read_ledger(trained(tmp_path))
     assert [(row["step"], row["sources"][SOURCE]["trained"]) for row in rows] == [(1, 2), (2, 4)]
+
+
+class JudgelessRollouts(ScriptedRollouts):
+    """Rollouts of which one in each group cannot be scored from the second step on."""
+
+    async def take(self, version: int) -> TakenBatch:
+        taken = await super().take(version)
+        for record in taken.records if version else ():
+            assert record.group is not None
+            record.group = attrs.evolve(record.group, scores=[Score(1.0), Score.invalid("the judge is down")])
+        return taken
+
+
+def test_the_step_that_ends_a_run_since_too_few_rollouts_could_be_scored_is_stored(tmp_path: Path) -> None:
+    with pytest.raises(ScoringError, match="step 2: 2 of 4 trajectories could not be scored"):
+        trained(tmp_path, rollouts=JudgelessRollouts, save_rollouts=5)
+    found = [(row["step"], row["valid"], row["reason"]) for row in query(tmp_path / "run")]
+    assert found == 2 * [(2, 1, ""), (2, 0, "the judge is down")]

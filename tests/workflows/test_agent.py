@@ -55,6 +55,12 @@ def raises(task, base_url, api_key):
 def never_asks(task, base_url, api_key):
     return None
 
+def never_asks_but_rewards(task, base_url, api_key):
+    return 1.0
+
+def late(task, base_url, api_key):
+    time.sleep(1.0)
+
 def numpy_reward(task, base_url, api_key):
     import numpy as np
     ask(base_url, "x")
@@ -182,6 +188,7 @@ def test_the_score_of_the_last_conversation_applies_to_all(file):
     [
         ("raises", "workflow failed: KeyError: 'no such tool'"),
         ("never_asks", "pass it `base_url`"),
+        ("never_asks_but_rewards", "no answer from the policy; it sent no request; pass it `base_url`"),
         ("odd", "expected None, a number"),
         (
             "refused",
@@ -204,7 +211,7 @@ def test_what_an_agent_does_wrong_fails_its_rollout_alone(file, name, reason):
     assert [r.status for r in group.rollouts] == ["failed"]
     assert not group.scores[0].valid
     assert reason in group.scores[0].reason
-    unanswered = name in ("never_asks", "never_answered", "wordy", "not_unicode")
+    unanswered = name in ("never_asks", "never_asks_but_rewards", "never_answered", "wordy", "not_unicode")
     assert group.rollouts[0].text == ("" if unanswered else "x")  # what it came to is kept
 
 
@@ -215,6 +222,11 @@ def test_limits_truncate(file):
     by_time = play(file, "slow", "right", timeout=0.5)
     assert [(r.status, r.text) for r in by_time.rollouts] == [("truncated", "right")]
     assert by_time.scores[0].value == 1.0
+
+
+def test_an_agent_that_is_late_before_its_first_request_fails_for_that_reason(file):
+    [score] = play(file, "late", timeout=0.1).scores
+    assert not score.valid and "the agent reached its time limit before its first request" in score.reason
 
 
 @pytest.mark.parametrize(
