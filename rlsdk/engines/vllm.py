@@ -28,9 +28,8 @@ from rlsdk.engines.copying import copy_parts, held_parts, layout_of
 from rlsdk.engines.pretrained import end_ids, open_tokenizer
 from rlsdk.engines.vllm_model import import_architectures
 from rlsdk.engines.vllm_options import VllmOptions
-from rlsdk.engines.vllm_worker import share
+from rlsdk.engines.vllm_worker import shared
 from rlsdk.errors import EngineError, ValueFault
-from rlsdk.isolation.scratch import scratch_folder
 from rlsdk.marks import engine
 from rlsdk.seeds import mix
 from rlsdk.vision import Vision
@@ -276,9 +275,8 @@ class Vllm(VllmOptions):
             weights = with_tied_head(weights, tied)
             check_names(weights, self._expected)
             if self.tensor_parallel_size > 1:
-                with scratch_folder("rlsdk-load-", "/dev/shm") as folder:
-                    share(weights, folder)
-                    self._llm.collective_rpc("rlsdk_load", args=(str(folder),))
+                with shared(weights) as description:
+                    self._llm.collective_rpc("rlsdk_load", args=(description,))
             else:
                 self._llm.collective_rpc("rlsdk_load", args=(weights,))
         self._loaded(weights.version)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,6 +38,10 @@ def unname_shared_memory(objects: Iterable[Any]) -> None:
             path.unlink(missing_ok=True)
 
 
+_ALIGNMENT = 64
+"""Bytes to which the arrays in shared memory are aligned."""
+
+
 class WorkerExtension:
     """Methods called on every worker through `collective_rpc`."""
 
@@ -51,12 +56,12 @@ class WorkerExtension:
         so a plain copy into the parameters would have no effect.
 
         Args:
-            source: The weights or, for a worker in a separate process, the folder that `share` wrote.
+            source: The weights or, for a worker in a separate process, the description that `shared` yielded.
 
         Raises:
             EngineError: vLLM did not update the weights of some experts.
         """
-        weights = source if isinstance(source, Weights) else read_shared(Path(source))
+        weights = source if isinstance(source, Weights) else read_shared(source)
         with self._new_expert_kernels():
             self.reload_weights(weights_iterator=from_weights(weights))
 
@@ -155,29 +160,44 @@ class WorkerExtension:
         np.random.seed(seed % 2**32)
 
 
-def share(weights: Weights, folder: Path) -> None:
-    """Write weights to a folder that workers of this machine map into memory; call arguments go through msgpack.
+@contextmanager
+def shared(weights: Weights) -> Iterator[str]:
+    """Write weights to memory, and yield a description with which workers of this machine map them.
+
+    Call arguments go through msgpack. The memory has no name in /dev/shm: it is free when this process is killed, and
+    needs no room there.
 
     Args:
         weights: Weights to write.
-        folder: Empty folder in shared memory.
     """
     import json
+    import os
 
     import numpy as np
 
-    for index, array in enumerate(weights.tensors.values()):
-        np.save(folder / f"{index}.npy", array, allow_pickle=False)
-    head = {"version": weights.version, "dtypes": dict(weights.dtypes), "names": list(weights.tensors)}
-    (folder / "weights.json").write_text(json.dumps(head), encoding="utf-8")
+    descriptor = os.memfd_create("rlsdk-weights")
+    with open(descriptor, "wb") as file:
+        places = {}
+        for name, tensor in weights.tensors.items():
+            array = np.ascontiguousarray(tensor)
+            file.seek(-(-file.tell() // _ALIGNMENT) * _ALIGNMENT)
+            places[name] = (file.tell(), array.dtype.str, np.shape(tensor))
+            file.write(array.data)
+        file.flush()
+        path = f"/proc/{os.getpid()}/fd/{descriptor}"
+        yield json.dumps({"path": path, "version": weights.version, "dtypes": dict(weights.dtypes), "places": places})
 
 
-def read_shared(folder: Path) -> Weights:
-    """Return the weights that `share` wrote, mapped read-only."""
+def read_shared(description: str) -> Weights:
+    """Return the weights that `shared` wrote, mapped read-only."""
     import json
 
     import numpy as np
 
-    head = json.loads((folder / "weights.json").read_text(encoding="utf-8"))
-    arrays = {name: np.load(folder / f"{i}.npy", mmap_mode="r") for i, name in enumerate(head["names"])}
+    head = json.loads(description)
+    whole = np.memmap(head["path"], np.uint8, "r")
+    arrays = {}
+    for name, (begin, dtype, shape) in head["places"].items():
+        size = np.dtype(dtype).itemsize * math.prod(shape)
+        arrays[name] = whole[begin : begin + size].view(dtype).reshape(shape)
     return Weights(head["version"], arrays, head["dtypes"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +29,7 @@ from rlsdk.engines.transformers import Transformers
 from rlsdk.engines.vllm import Vllm
 from rlsdk.engines.vllm_model import parallel_faults
 from rlsdk.engines.vllm_options import engine_arguments
-from rlsdk.engines.vllm_worker import read_shared, share
+from rlsdk.engines.vllm_worker import read_shared, shared
 from rlsdk.errors import EngineError, OptionError
 from rlsdk.seeds import mix
 
@@ -136,19 +138,50 @@ def test_names_beyond_the_model_are_let_through_and_few_are_listed() -> None:
         check_names(sent, {"a": (2,), **{f"b{i}": (1,) for i in range(9)}})
 
 
-def test_weights_through_shared_memory(tmp_path: Path) -> None:
+def test_weights_through_shared_memory() -> None:
     sent = Weights(
         3,
-        {"a.b": np.arange(6, dtype=np.uint16).reshape(2, 3), "c": np.float32([1.5])},
-        {"a.b": "bfloat16", "c": "float32"},
+        {
+            "a.b": np.arange(6, dtype=np.uint16).reshape(2, 3),
+            "c": np.array([1.5], np.float32),
+            "d": np.arange(6, dtype=np.float32).reshape(2, 3).T,
+            "e": np.array(2.5, np.float64),
+        },
+        {"a.b": "bfloat16", "c": "float32", "d": "float32", "e": "float64"},
     )
-    share(sent, tmp_path)
-    got = read_shared(tmp_path)
+    with shared(sent) as description:
+        got = read_shared(description)
     assert got.version == 3 and dict(got.dtypes) == dict(sent.dtypes)
     assert list(got.tensors) == list(sent.tensors)
-    for name in sent.tensors:
-        np.testing.assert_array_equal(got.tensors[name], sent.tensors[name])
-        assert not got.tensors[name].flags.writeable
+    for name, tensor in got.tensors.items():
+        assert isinstance(tensor, np.ndarray)
+        np.testing.assert_array_equal(tensor, sent.tensors[name])
+        assert tensor.shape == sent.tensors[name].shape
+        assert not tensor.flags.writeable and tensor.flags.aligned
+
+
+SENDER = """
+import sys
+import numpy as np
+from rlsdk.contracts import Weights
+from rlsdk.engines.vllm_worker import shared
+
+with shared(Weights(3, {"a": np.arange(6, dtype=np.uint16)}, {"a": "bfloat16"})) as description:
+    print(description, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_weights_that_an_engine_shares_with_its_workers_end_with_it_when_it_is_killed() -> None:
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", SENDER], text=True, **pipes) as sender:
+        assert sender.stdout
+        description = sender.stdout.readline()
+        np.testing.assert_array_equal(read_shared(description).tensors["a"], np.arange(6))
+        assert os.readlink(json.loads(description)["path"]).startswith("/memfd:")  # and not a file that would stay
+        sender.kill()
+    with pytest.raises(FileNotFoundError):
+        read_shared(description)
 
 
 def test_arguments_on_a_cpu() -> None:
