@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 import re
 from collections import defaultdict
@@ -17,6 +18,7 @@ from rlsdk.isolation.process import redirect
 from rlsdk.isolation.vitals import Identity, identity
 from rlsdk.isolation.watching import forget_actor, watch_actor
 
+log = logging.getLogger(__name__)
 LONGEST = 240
 """Maximum length of a reason in characters, since Ray's texts fill a screen."""
 
@@ -30,13 +32,16 @@ class RunActor:
     """Base class of actors that the watchdog watches: each has a log file, and identifies its process."""
 
     def __init__(self, log_path: str = "") -> None:
-        """Redirect the output of this process to a file.
+        """Redirect the output of this process to a file, if it can be opened.
 
         Args:
             log_path: Path of the file; empty leaves the output to Ray.
         """
         if log_path:
-            redirect(log_path)
+            try:
+                redirect(log_path)
+            except OSError as error:  # no reason to end a run whose other processes work
+                log.warning("the log %s cannot be opened: %s; output goes to Ray's log", log_path, error.strerror)
 
     def identity(self) -> Identity:
         """Identify this process, which can write its stacks on request; any answer shows that it is not stuck."""

@@ -90,6 +90,16 @@ def test_an_actor_that_ray_placed_on_a_dead_node_never_ran() -> None:
 
 
 @pytest.mark.stack
+def test_an_actor_whose_log_cannot_be_opened_works(cluster: None, tmp_path: Path) -> None:
+    import ray
+
+    (tmp_path / "logs").write_text("a file where a folder was")
+    actor = spawn(RunActor, str(tmp_path / "logs" / "engine-0.log"))
+    assert ray.get(actor.identity.remote()).pid
+    ray.kill(actor)
+
+
+@pytest.mark.stack
 def test_an_actor_for_a_node_that_ray_no_longer_has_never_ran(cluster: None) -> None:
     import ray
 
