@@ -362,8 +362,8 @@ def lines(soaks: list[Soak], seed: int) -> Iterator[str]:
     yield f"| {' | '.join(f'{count:,}' for count in counts)} |"
     yield ""
     commit = git("describe", "--always", "--dirty")
-    trainings = f"{len(rows)} signals to {len(soaks)} parallel runs, seed {seed}"
-    yield f"{trainings}, commit `{commit}`, {datetime.date.today()}."
+    runs = f"{len(soaks)} parallel runs" if len(soaks) > 1 else "one run"
+    yield f"{len(rows)} signals to {runs}, seed {seed}, commit `{commit}`, {datetime.date.today()}."
 
 
 def write_page(title: str, text: Iterator[str]) -> None:
