@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import attrs
 
+from rlsdk.components import naming, see_definition, title_of
 from rlsdk.contracts.generation import ActorSpec, DType, Model
 from rlsdk.contracts.training import Roles
+from rlsdk.errors import RunError
 
 
 @runtime_checkable
@@ -48,6 +51,39 @@ def memory_of(component: Any) -> HasMemory | None:
     """
     has: bool = callable(getattr(component, "state", None)) and callable(getattr(component, "restore", None))
     return component if has else None
+
+
+def state_of(component: Any) -> Any:
+    """Return a copy of a component's state, as a checkpoint gives it back; None if it keeps no state.
+
+    Raises:
+        RunError: JSON cannot hold the state; the message names the entry and the component.
+    """
+    memory = memory_of(component)
+    if memory is None:
+        return None
+    with naming(component):
+        state = memory.state()
+    try:
+        return json.loads(json.dumps(state))
+    except (TypeError, ValueError) as error:
+        raise RunError(
+            f"the state() of {title_of(component)} cannot be saved: {_refused_path(state)}{error}; expected plain JSON "
+            f"(numbers, text, lists, mappings with text as keys), such as tensor.tolist(){see_definition(component)}"
+        ) from error
+
+
+def _refused_path(state: Any) -> str:
+    """Return the path to the entry that JSON cannot hold, such as `['means'][0]: `; empty for the whole state."""
+    entries = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, list | tuple) else ()
+    for key, entry in entries:
+        try:
+            json.dumps(entry)
+        except TypeError:
+            return f"[{key!r}]{_refused_path(entry) or ': '}"
+        except ValueError:  # it contains itself
+            return ""
+    return ""
 
 
 @runtime_checkable

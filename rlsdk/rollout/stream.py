@@ -11,6 +11,7 @@ import numpy as np
 from rlsdk.components import calling, see_definition
 from rlsdk.config import TaskSource
 from rlsdk.contracts import KeepsOrder, ReportsMetrics, TaskList, TaskSampler, WeighsSource, memory_of
+from rlsdk.contracts.optional import state_of
 from rlsdk.errors import DataError, RunError
 from rlsdk.plugins import Plugins
 from rlsdk.plurals import counted
@@ -217,11 +218,14 @@ class SampledStream(TaskStream):
             return self._sampler.metrics() if isinstance(self._sampler, ReportsMetrics) else {}
 
     def memory(self) -> dict[str, Any]:
-        """Return what a resumed run needs besides the position, as plain JSON."""
+        """Return what a resumed run needs besides the position, as plain JSON.
+
+        Raises:
+            RunError: JSON cannot hold the sampler's state.
+        """
         self.learn()
-        own = memory_of(self._sampler)
         long, busy = np.flatnonzero(~self._open).tolist(), np.repeat(np.arange(len(self)), self._expected).tolist()
-        return {"sampler": {"long": long, "busy": busy, "state": None if own is None else own.state()}}
+        return {"sampler": {"long": long, "busy": busy, "state": state_of(self._sampler)}}
 
     def remember(self, memory: Mapping[str, Any]) -> None:
         """Restore from `memory()`; without it, the sampler starts afresh."""

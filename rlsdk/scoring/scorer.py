@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import inspect
 import logging
 import math
@@ -27,6 +26,7 @@ from rlsdk.contracts import (
     memory_of,
     runs_user_code,
 )
+from rlsdk.contracts.optional import state_of
 from rlsdk.contracts.tasks import failed_together
 from rlsdk.errors import DataError, ScoringError, described
 from rlsdk.loops import UserLoop, contained, is_cancelled
@@ -258,9 +258,12 @@ class Scorer:
         return combine(scored, last_token=last_token)
 
     def state(self) -> dict[str, Any]:
-        """Return the state of the rewards that keep one, by name, as plain JSON."""
-        # A copy, since a reward may be called while the checkpoint is being written.
-        return {name: copy.deepcopy(memory.state()) for name, memory in self._memories.items()}
+        """Return the state of the rewards that keep one, by name, as plain JSON.
+
+        Raises:
+            RunError: JSON cannot hold a reward's state.
+        """
+        return {name: state_of(memory) for name, memory in self._memories.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the state of rewards from `state()`; a reward that it lacks starts without state."""

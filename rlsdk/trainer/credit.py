@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from rlsdk.batch.arithmetic import adjusted, of_top_entropy
 from rlsdk.components import calling, component_of, needs_of, see_definition, title_of
 from rlsdk.config import Plan
 from rlsdk.contracts import memory_of
+from rlsdk.contracts.optional import state_of
 from rlsdk.errors import RunError
 from rlsdk.fields import FORWARD
 from rlsdk.isolation.threads import awaited, run_to_end
@@ -156,20 +156,10 @@ class CreditAssigner:
         """Return the state of stateful components as plain JSON, by position in the chain and name.
 
         Raises:
-            RunError: A component's state is not plain JSON.
+            RunError: JSON cannot hold a component's state.
         """
-        found = {}
-        for i, part in enumerate(self._parts()):
-            if memory := memory_of(part):
-                found[f"{i} {title_of(part)}"] = state = memory.state()
-                try:
-                    json.dumps(state)
-                except (TypeError, ValueError) as error:
-                    raise RunError(
-                        f"the state() of {title_of(part)} cannot be saved: {error}; expected plain JSON (numbers, "
-                        f"text, lists, mappings), such as tensor.tolist(){see_definition(part)}"
-                    ) from error
-        return found
+        parts = ((i, part) for i, part in enumerate(self._parts()) if memory_of(part) is not None)
+        return {f"{i} {title_of(part)}": state_of(part) for i, part in parts}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the state of the components; if the chain has changed, they are matched by name."""

@@ -12,7 +12,8 @@ import pytest
 import rlsdk
 from rlsdk.config import Plan, check
 from rlsdk.contracts import Chat, PlaysEpisodes, memory_of
-from rlsdk.errors import DataError, UnreachableDataError
+from rlsdk.contracts.optional import state_of
+from rlsdk.errors import DataError, RunError, UnreachableDataError
 from rlsdk.readiness.checks import examine
 from rlsdk.serving.stateless import tool_parser_of
 from rlsdk.tool_calls import Dialect
@@ -108,6 +109,61 @@ def test_a_memory_is_found_with_and_without_schedules(scale: float | Mapping[str
     memory.restore(3)
     assert memory.state() == 3
     assert memory_of(rlsdk.load("shaping", "overlong", max_length=9)) is None
+
+
+@rlsdk.reward("keeping")
+@attrs.define
+class Keeping:
+    """A reward whose state is what its test wants."""
+
+    kept: Any = None
+
+    def __call__(self, rollout: Rollout) -> float:
+        return 0.0
+
+    def state(self) -> Any:
+        if self.kept is ZeroDivisionError:
+            raise self.kept("nothing was counted")
+        return self.kept
+
+    def restore(self, state: Any) -> None: ...
+
+
+LOOP: list[Any] = [1]
+LOOP.append(LOOP)
+
+
+@pytest.mark.parametrize(
+    "kept, said",
+    [
+        (
+            {"n": 1, "means": [0.5, {3}]},
+            r"cannot be saved: \['means'\]\[1\]: Object of type set is not JSON serializable",
+        ),
+        ({3}, "cannot be saved: Object of type set"),
+        ({"of": {(1, 2): 0.5}}, r"cannot be saved: \['of'\]: keys must be str"),
+        (LOOP, "cannot be saved: Circular reference"),
+        (ZeroDivisionError, "failed: ZeroDivisionError: nothing was counted"),
+    ],
+    ids=["within", "whole", "keys", "circular", "raises"],
+)
+def test_a_state_that_cannot_be_saved_is_reported_with_its_place_and_its_component(kept: Any, said: str) -> None:
+    made = rlsdk.load("reward", Keeping)
+    made.kept = kept
+    with pytest.raises(RunError, match=f"reward 'keeping' {said}") as error:
+        state_of(made)
+    if kept is not ZeroDivisionError:
+        assert "expected plain JSON" in str(error.value)
+        assert "; see Keeping (" in str(error.value) and "test_optional_interfaces.py, line" in str(error.value)
+
+
+def test_a_saved_state_is_a_copy_as_a_checkpoint_gives_it_back() -> None:
+    made = rlsdk.load("reward", Keeping)
+    made.kept = {"seen": ("a", "b")}
+    state = state_of(made)
+    made.kept["seen"] = ()
+    assert state == {"seen": ["a", "b"]}
+    assert state_of(rlsdk.load("shaping", "overlong", max_length=9)) is None
 
 
 def test_episodes_come_from_the_workflow_or_from_the_task() -> None:

@@ -83,6 +83,13 @@ def test_a_source_with_a_changed_number_of_tasks_is_reported(caplog: pytest.LogC
     assert "source a had 5 tasks at the checkpoint and has 7 now: the sampler knows tasks by" in caplog.text
 
 
+def test_a_sampler_whose_state_json_cannot_hold_is_reported_with_the_entry() -> None:
+    sampler = Least()
+    sampler.sums = {0: np.float32(0.5)}  # type: ignore[dict-item]
+    with pytest.raises(RunError, match=r"Least object .* cannot be saved: \['0'\]: Object of type float32 is not JSON"):
+        sampled(sampler).state()
+
+
 def test_a_new_source_begins_at_its_start() -> None:
     before = streams(a=1)
     drawn(before, 3)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import rlsdk
-from rlsdk.errors import ConfigError
+from rlsdk.errors import ConfigError, RunError
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.workers.local import local_maker
 from tests.trainer.fakes import make_plan
@@ -44,6 +44,14 @@ def test_a_reward_that_keeps_state_continues_from_it(tmp_path: Path, caplog: pyt
         assert "the checkpoint holds no state of the reward test_local/novel_2" in caplog.text
         kept["test_local/novel"].append("3")
         assert maker.state()["test_local/novel"] == ["1+2"]  # what a checkpoint holds is a copy
+
+
+def test_a_reward_whose_state_json_cannot_hold_is_named_with_the_entry(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, reward=Novel)
+    with local_maker(plan, ChatTokenizer.of(plan), (), None) as maker:
+        maker.restore({"test_local/novel": ["1+2", {3}]})
+        with pytest.raises(RunError, match=r"state\(\) of reward '.*novel' cannot be saved: \[1\]: Object of type set"):
+            maker.state()
 
 
 def test_a_reward_that_keeps_state_is_refused_with_rollout_workers(tmp_path: Path) -> None:
