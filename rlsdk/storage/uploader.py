@@ -235,6 +235,7 @@ class Uploader:
                     self._last_error = f"nothing was transferred for {self._times.stall:g} s"
                     self._given_up = True
             self._changed.notify_all()
+        shutil.rmtree(self._run / STAGE, ignore_errors=True)  # even of an upload that hangs: no other one reads it
 
     def _work(self) -> None:
         attempts, delay = 0, self._times.first_retry
@@ -245,6 +246,8 @@ class Uploader:
                 staged, self._waiting = self._waiting, None
                 if staged is None or self._given_up:
                     self._runs = False
+                    if staged is not None:
+                        self._leave_out(staged)
                     return
                 self._working, self._moved = True, time.monotonic()
             try:

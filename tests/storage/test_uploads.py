@@ -10,6 +10,7 @@ import shutil
 import signal
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -32,7 +33,7 @@ from rlsdk.storage import remote as remote_files
 from rlsdk.storage.copies import Copy
 from rlsdk.storage.lock import LOCK, RemoteLock
 from rlsdk.storage.remote import RemoteFolder
-from rlsdk.storage.uploader import UploadTimes
+from rlsdk.storage.uploader import STAGE, UploadTimes
 from rlsdk.trainer import record as training_run
 
 MODEL = Path(__file__).parents[2] / "examples" / "models" / "countdown-nano"
@@ -289,6 +290,7 @@ def test_who_interrupts_the_wait_for_the_last_upload_waits_no_more_and_the_next_
             threading.Timer(0.5, signal.raise_signal, [signal.SIGINT]).start()
             mirror.finish()
         found = mirror.finish()
+        assert not (training.folder / STAGE).exists()
         go_on.set()
     assert "the checkpoint of step 1 is not in memory://" in found["warning"] and "(interrupted)" in found["warning"]
     begun, found, _ = run(plan(memory), resume=True)
@@ -326,12 +328,13 @@ def test_a_run_ends_although_its_store_does_not_answer_any_more(
             patch.setattr(RemoteFolder, name, lambda *_: go_on.wait(120))
         training.save(1)
         found = mirror.finish()
+        left = (training.folder / STAGE).exists()
         ended = threading.Thread(target=mirror.close)
         ended.start()
         ended.join(20)
         hangs = ended.is_alive()
         go_on.set()
-    assert not hangs
+    assert not hangs and not left
     assert "the checkpoint of step 1 is not in memory://" in found["warning"]
     assert "could not be removed, and expires by itself: no answer within 0.1 s" in caplog.text
     begun, found, _ = run(plan(memory), resume=True)
@@ -556,6 +559,46 @@ def test_whoever_lost_the_remote_folder_uploads_nothing_more(plan: Callable[...,
         found = mirror.finish()
     assert found["uploaded"] == [] and "another program has taken over" in found["warning"]
     assert not copies.copies(RemoteFolder(memory))
+
+
+def test_a_snapshot_that_waits_when_the_remote_folder_is_lost_is_deleted(
+    plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, memory: str
+) -> None:
+    upload, go_on, began = RemoteFolder.upload, threading.Event(), threading.Event()
+
+    def slow(self: RemoteFolder, file: Path, name: str, moved: Any = None) -> None:
+        if name.startswith("checkpoints/"):
+            began.set()
+            assert go_on.wait(120)
+        upload(self, file, name, moved)
+
+    monkeypatch.setattr(RemoteFolder, "upload", slow)
+    checked = plan(memory)
+    with mirrored(checked, resume=False, overwrite=False) as mirror:
+        assert mirror is not None
+        training = Training(checked, mirror)
+        mirror.begin(None)
+        own = mirror._uploader
+        assert own is not None
+        training.save(1)
+        assert began.wait(120)
+        training.save(2)
+        RemoteFolder(memory).write(LOCK, json.dumps({"id": "another's", "pid": 1, "host": "elsewhere"}).encode())
+        go_on.set()
+        with own._changed:  # the training continues; it has not ended yet
+            assert own._changed.wait_for(lambda: own._given_up, timeout=120)
+        training.save(3)
+        wait_until(lambda: not list((training.folder / STAGE).iterdir()))
+        found = mirror.finish()
+    assert found["uploaded"] == [] and found["left_out"] == [2]
+    assert not (training.folder / STAGE).exists()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def test_an_unreachable_store_is_reported_before_the_run(
