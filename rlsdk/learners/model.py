@@ -245,6 +245,9 @@ def _load(auto: Callable[[Any], Any], model: Model, attention: Attention, checkp
     )
     if missing := sorted(report["missing_keys"]):
         raise LearnerError(f"model {model.path}: {len(missing)} tensors are missing, such as {', '.join(missing[:3])}")
+    # Under ZeRO-3, transformers also keeps conversions that it did not need, and would revert them when it saves.
+    if (conversions := getattr(loaded, "_weight_conversions", None)) is not None:
+        loaded._weight_conversions = [each for each in conversions if each.was_used()]
     return _trainable(loaded, checkpointing)
 
 

@@ -101,6 +101,10 @@ class DeepSpeedConfig:
             zero["offload_optimizer"] = device
         if self.options.offload == "all":
             zero["offload_param"] = device
+        if self.stage == 3 and self.options.rows == "shared":
+            # These rows call each layer twice. DeepSpeed reduces the gradients of some mixtures of experts after each
+            # call, as if their experts were modules, and fails at the second one.
+            zero["leaf_module"] = {"classes": []}
         return zero
 
 

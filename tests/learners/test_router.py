@@ -194,6 +194,7 @@ def test_a_split_changes_neither_metrics_nor_weights(
         (1, 0, 60, "tree"),
         (2, 2, 60, "shared"),
         (2, 3, 25, "padded"),
+        (2, 3, 60, "shared"),
     ):
         options = {"zero_stage": stage, "micro_batch_tokens": tokens, "rows": rows, "attention": "eager", "eps": 1e-2}
         roles = Roles(actor=Model(path=str(tmp_path)))

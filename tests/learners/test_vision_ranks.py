@@ -48,7 +48,7 @@ def batch_of(model: Model) -> TrainBatch:
     )
 
 
-@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl", "gemma3"])
 def test_ranks_that_share_a_model_by_zero_learn_what_one_rank_does(
     kind: str, launch: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -68,6 +68,7 @@ def test_ranks_that_share_a_model_by_zero_learn_what_one_rank_does(
     towers = [name for name in weights.tensors if "visual" in name or "vision_tower" in name]
     assert towers
     for metrics, other, sent in others:
+        assert sent.tensors.keys() == weights.tensors.keys()
         assert [each["actor/grad_norm"] for each in metrics] == pytest.approx(
             [each["actor/grad_norm"] for each in first], rel=1e-3
         )
