@@ -15,6 +15,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from attrs.exceptions import FrozenInstanceError
+
 __all__ = [
     "CanaryError",
     "CheckpointError",
@@ -228,14 +230,14 @@ def described(error: BaseException) -> str:
     """Describe a plugin's exception: type, message, and the plugin's own line, such as `(lab.py, line 12)`.
 
     Advice follows for what is often done wrong: a package of one of rlsdk's extras is missing, a file that has no
-    package imports relatively, an attribute is misspelt.
+    package imports relatively, an attribute is misspelt, a frozen value is assigned to.
     """
     place = place_of(error)
     try:
         text = error.msg if isinstance(error, SyntaxError) and place else str(error)
     except (Exception, SystemExit) as failure:  # noqa: BLE001 - a plugin's exception may fail to write its own message
         text = f"(its message cannot be shown: {type(failure).__name__})"
-    remedy = install_command(error) or _relative_import(error) or _did_you_mean(error)
+    remedy = install_command(error) or _relative_import(error) or _frozen(error) or _did_you_mean(error)
     said = visible(f"{type(error).__name__}: {text}"[:LONGEST], "\n\t")
     return said + (f" ({place})" if place else "") + (remedy and f"; {remedy}")
 
@@ -287,6 +289,13 @@ def _relative_import(error: BaseException) -> str:
         "a file given by its path belongs to no package: write `import NAME` for a file beside it, not "
         "`from .NAME import …`, or install its package and name that"
     )
+
+
+def _frozen(error: BaseException) -> str:
+    """Return advice if code assigns to an attribute of a frozen value, as `x.rewards -= 1` also does."""
+    if not isinstance(error, FrozenInstanceError):
+        return ""
+    return "the value is frozen: assign to a name of your own, rewards = x.rewards - 1 instead of x.rewards -= 1"
 
 
 def _did_you_mean(error: BaseException) -> str:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rlsdk.errors import MissingFieldError, ValueFault
+from rlsdk.fields import names
 
 LOG_RATIO_BOUND = 20.0
 WHITEN_EPSILON = 1e-8
@@ -145,15 +146,20 @@ class Packed:
                 f"{type(self).__name__}.{name} was not computed. A component that reads it must declare "
                 f"needs=({name!r},); if you build the inputs yourself, pass {name}=…"
             )
-        kinds = {kind: sorted({*_known(kind), *dir(kind)}) for kind in Packed.__subclasses__()}  # type: ignore[arg-type]
-        others = [kind.__name__ for kind, held in kinds.items() if name in held]
-        close = difflib.get_close_matches(name, kinds.get(type(self), ()), n=1)
+        public = {kind: _public(kind) for kind in Packed.__subclasses__()}  # type: ignore[arg-type]
+        others = [kind.__name__ for kind, held in public.items() if name in held]
+        close = difflib.get_close_matches(name, public.get(type(self), ()), n=1)
+        hint = (
+            "a component that reads a field of a plugin must list its function, the one marked "
+            f"@rlsdk.field({name!r}), in needs=(…,)"
+        )
+        if name in names("credit"):
+            hint = "to pass its values to a loss, declare a field of your own under another name (@rlsdk.field)"
         raise AttributeError(
             f"{type(self).__name__!r} object has no attribute {name!r}"
             + "".join(f"; {kind} has it" for kind in others)
             + "".join(f"; did you mean {known}?" for known in close)
-            + f"; a component that reads a field of a plugin must list its function, the one marked "
-            f"@rlsdk.field({name!r}), in needs=(…,)"
+            + f"; {hint}"
         )
 
     def __repr__(self) -> str:
@@ -224,3 +230,9 @@ class Packed:
 def _known(kind: type) -> frozenset[str]:
     """Return the names of an input class's own fields."""
     return frozenset(field.name.lstrip("_") for field in attrs.fields(kind))
+
+
+@functools.cache
+def _public(kind: type) -> tuple[str, ...]:
+    """Return the names that a component may read of an input class, in order."""
+    return tuple(sorted({n for n in (*dir(kind), *(f.name for f in attrs.fields(kind))) if n[0] != "_"}))

@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from rlsdk.contracts import Completion, Finish, Sampled, Sampling
+from rlsdk.contracts import Completion, Finish, RewardSpec, Sampled, Sampling
 from rlsdk.engines.client import Answer, GenerateRequest
+from rlsdk.marks import reward
 from rlsdk.rollout.chat import Prompt, RolloutContext, TokenChat
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.generator import RolloutGenerator
-from rlsdk.scoring.scorer import Scorer
+from rlsdk.scoring.scorer import RewardTerm, Scorer
 from rlsdk.serving.recording import Recorder
-from rlsdk.types import Group, Task
+from rlsdk.types import Group, Rollout, Task
 
 LOGPROB = -0.5
 """Logprob of every scripted token, in nats."""
@@ -96,13 +97,20 @@ def run_workflow(
         tasks: Tasks to solve.
         codec: Chat tokenizer of the model whose tokens are used.
         script: Function from the text so far to the answer.
-        scorer: Scorer of the rollouts; by default, all scores are 0.
+        scorer: Scorer of the rollouts, also for `chat.score()`; by default, a score is the sum of the rewards that the
+            workflow gave, 0 if it gave none.
         group_size: Number of rollouts per task.
         max_tokens: Maximum number of tokens per response.
         max_length: Maximum number of tokens of a whole conversation.
     """
     context = _context(codec, script, max_tokens, max_length)
+    scorer = scorer or Scorer([RewardTerm(RewardSpec("given"), _given)])
     return asyncio.run(RolloutGenerator(workflow, scorer, seed=0).produce(tasks, context, group_size, "test"))
+
+
+@reward("given", reads_given=True)
+def _given(rollout: Rollout) -> float:
+    return sum(value for _, value in rollout.rewards)
 
 
 def _context(codec: ChatTokenizer, script: Callable[[str], str], max_tokens: int, max_length: int) -> RolloutContext:

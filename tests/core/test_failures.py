@@ -133,6 +133,15 @@ def test_a_misspelt_name_of_rlsdk_is_answered_with_the_nearest(holder: object, n
     assert described(caught.value).endswith(ending)
 
 
+def test_an_assignment_to_a_frozen_value_is_answered_with_what_to_write() -> None:
+    task = rlsdk.Task("a", "x")
+    with pytest.raises(AttributeError) as caught:
+        task.prompt += "y"  # type: ignore[misc, operator]
+    assert described(caught.value).endswith(
+        "; the value is frozen: assign to a name of your own, rewards = x.rewards - 1 instead of x.rewards -= 1"
+    )
+
+
 def test_what_a_plugin_quotes_does_not_control_a_terminal() -> None:
     error = ValueError("no number in '\x1b[2J\u202e7'\nline two")
     assert described(error) == "ValueError: no number in '\\x1b[2J\\u202e7'\nline two"

@@ -322,7 +322,7 @@ def _run(subject: Subject, workflow: Any = None) -> tuple[list[Group], list[str]
             while isinstance(error, ExceptionGroup):
                 error = error.exceptions[0]
             cause = " ".join(described(error).split())
-            raise NotApplicable(f"it does not run on the suite's task, without a reward: {cause}") from error
+            raise NotApplicable(f"it does not run on the suite's task: {cause}") from error
         gc.collect()  # a coroutine that was never awaited warns when it is deleted
     texts = [str(each.message) for each in heard]
     return groups, [each for each in texts if "was never awaited" in each]
