@@ -243,7 +243,9 @@ class Prober:
             if not ended:
                 return
             node.pending = None
-            if found is not None:
+            if found is None:  # the probe has died, which does not mean that its node has
+                node.probe = spawn(NodeProbe, node=processes[0].node)
+            else:
                 node.found, node.heard = dict(zip(node.processes, found, strict=True)), now
         if now - node.asked >= EVERY_SECONDS:
             node.processes, node.asked = processes, now

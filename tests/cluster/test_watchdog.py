@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import psutil
 import pytest
 
 from rlsdk.cluster.actors import last_words
@@ -489,6 +490,25 @@ def test_a_real_process_is_seen_stopped_writes_its_stacks_and_is_killed(tmp_path
         child.kill()
         child.wait()
     assert vitals.look([known]) == [Vitals("gone")]
+
+
+@pytest.mark.stack
+def test_a_node_whose_probe_is_killed_gets_another(cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    monkeypatch.setattr("rlsdk.cluster.health.EVERY_SECONDS", 0.05)
+    here = vitals.identify(os.getpid(), node=ray.get_runtime_context().get_node_id())
+    there, prober = attrs.evolve(here, machine="another"), Prober()
+
+    def heard_after(moment: float) -> bool:
+        return prober.look([there])[0].memory > 0 and prober._nodes["another"].heard > moment
+
+    wait_until(lambda: heard_after(0))
+    [probe] = [p for p in psutil.Process().children(recursive=True) if "NodeProbe" in " ".join(p.cmdline())]
+    probe.kill()
+    killed = time.monotonic()
+    wait_until(lambda: heard_after(killed + 1))
+    ray.kill(prober._nodes["another"].probe)
 
 
 def test_an_address_without_ray_is_refused_with_its_origin(monkeypatch: pytest.MonkeyPatch) -> None:
