@@ -392,9 +392,8 @@ def _record(from_mapping: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any
         if type(value) is kind:
             return value
         if not isinstance(value, Mapping):
-            raise Mismatch(
-                f"expected a mapping such as {{{', '.join(f'{n}: …' for n in _keys(kind)[:3])}}}, got {value!r}"
-            )
+            form = f"{{{', '.join(f'{n}: …' for n in _keys(kind)[:3])}}}"
+            raise Mismatch(f"expected a mapping such as {form}, got {value!r}{_help(value, kind)}")
         return from_mapping(value, kind)
 
     return hook

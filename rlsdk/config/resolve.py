@@ -43,6 +43,9 @@ T = TypeVar("T")
 COEFFICIENTS = ("kl_coef", "entropy_coef", "norm", "value_clip")
 """Numbers that an algorithm passes to the loss."""
 
+_NOT_A_SECTION = {"eval": "; `tasks.eval: null` switches evaluation off"}
+"""Path of a section -> what to write instead of a value that is none."""
+
 
 def check(source: Source, overrides: Sequence[str] = (), plugins: Sequence[str | Path] = ()) -> Plan:
     """Read and check a configuration, without starting anything.
@@ -65,7 +68,9 @@ def check(source: Source, overrides: Sequence[str] = (), plugins: Sequence[str |
         tree = resolve_paths(tree, Path(source))
     broken = {fault.partition(":")[0] for fault in faults}
     values, wrong = structure(tree, Config)
-    faults += [f"{path.lstrip('.')}: {text}" for path, text in wrong if path.lstrip(".") not in broken]
+    for below, text in wrong:
+        if (path := below.lstrip(".")) not in broken:
+            faults.append(f"{path}: {text}{_NOT_A_SECTION.get(path, '')}")
     resolver = _Resolver(faults)
     resolver.activate([*plugins, *_items(tree.get("plugins"))])
     if values is None:

@@ -28,6 +28,8 @@ LENGTH = frozenset({"steps", "epochs"})
 """Settings that, if changed, continue a finished run instead of keeping it."""
 POINTS = 3
 """Default number of points of a range."""
+MOST_RUNS = 1_000
+"""Maximum number of runs; more are a mistake in a range or a number of seeds."""
 OWN = ("name", "out")
 """Settings that the sweep sets for each run."""
 _RANGE = re.compile(r"(log|lin):([^:]+):([^:]+)(?::([^:]+))?")
@@ -197,6 +199,7 @@ def sweep_of(
     seeded = [axis for axis in axes if axis.key == "seed"]
     if seeded and seeds > 1:
         raise ConfigError(["seed: give either several values or --seeds"])
+    require_few({axis.key: len(axis.values) for axis in axes} | {"--seeds": seeds})
     tree, _ = read(config, fixed)
     out, name, first = str(tree.get("out", "runs")), tree.get("name"), tree.get("seed", 0)
     if is_url(out):
@@ -227,6 +230,20 @@ def sweep_of(
     plans = check_all(runs)
     refuse_equal(runs, plans)
     return folder, runs, plans
+
+
+def require_few(counts: Mapping[str, int]) -> None:
+    """Refuse more runs than anyone means to start.
+
+    Args:
+        counts: Option or setting -> its number of values; their product is the number of runs.
+
+    Raises:
+        ConfigError: The number of runs is above `MOST_RUNS`.
+    """
+    if (runs := math.prod(counts.values())) > MOST_RUNS:
+        factors = " × ".join(f"{count:,} ({what})" for what, count in counts.items() if count > 1)
+        raise ConfigError([f"{factors} = {runs:,} runs; at most {MOST_RUNS:,} are started at once: give fewer values"])
 
 
 def _seeds(values: Sequence[str]) -> list[int]:
@@ -335,6 +352,8 @@ def _range(text: str) -> tuple[str, ...]:
     if points < 2 or not -math.inf < low < high < math.inf or (found[1] == "log" and low <= 0):
         above = ", above 0" if found[1] == "log" else ""
         raise ValueError(f"a range needs LOW below HIGH{above}, both finite, and at least 2 points; got {text!r}")
+    if points > MOST_RUNS:
+        raise ValueError(f"{text!r} gives {points:,} values; a sweep has at most {MOST_RUNS:,} runs: give fewer points")
     shares = [i / (points - 1) for i in range(points)]
     if found[1] == "log":
         numbers = [low ** (1 - share) * high**share for share in shares]

@@ -15,7 +15,7 @@ from rlsdk.config import Plan
 from rlsdk.errors import ArgumentError, ConfigError
 from rlsdk.reporting.estimates import Estimate, interquartile_mean, mean
 from rlsdk.sweeps.running import Failure, RunOutcome
-from rlsdk.sweeps.runs import SweepRun, check_all, refuse_equal, run_name
+from rlsdk.sweeps.runs import SweepRun, check_all, refuse_equal, require_few, run_name
 
 SUITES = Path("examples") / "suites"
 SETTING = re.compile(r"[\w.\[\]]+=")
@@ -79,8 +79,9 @@ def tournament_of(
         seeds: Number of runs per algorithm and task.
 
     Raises:
-        ConfigError: Lists all faults of all runs, or names two equal algorithms.
+        ConfigError: Lists all faults of all runs, or names two equal algorithms; or the runs are too many.
     """
+    require_few({"algorithms": len(algorithms), "tasks": len(tasks), "--seeds": seeds})
     runs = []
     for seed in range(seeds):
         for algorithm in algorithms:

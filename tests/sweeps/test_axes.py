@@ -48,6 +48,7 @@ def test_one_value_is_a_setting_of_all_runs(setting: str) -> None:
         (["a=lin:0:inf"], "both finite"),
         (["a=lin:nan:1"], "both finite"),
         (["a=lin:1:1.0000001"], "are equal in six digits; list them, as in 1.0,1.0000001"),
+        (["a=lin:0:1:1000000"], "gives 1,000,000 values; a sweep has at most 1,000 runs"),
         (["a=lin:0:one"], "as in lin:1e-6:1e-3:4"),
     ],
 )

@@ -122,6 +122,15 @@ def test_nothing_starts_if_any_combination_is_wrong(config: Path, monkeypatch: p
     assert ran.stderr.count("unknown option 'lrr'") == 1
 
 
+def test_more_runs_than_anyone_means_are_refused_before_any_is_checked(config: Path) -> None:
+    axes = ["learner.lr=log:1e-6:1e-3:50", "algorithm=grpo,rloo", "steps=3"]
+    words = r"50 \(learner.lr\) × 2 \(algorithm\) × 11 \(--seeds\) = 1,100 runs; at most 1,000"
+    with pytest.raises(ConfigError, match=words):
+        sweep_of(config, axes, [], seeds=11)
+    with pytest.raises(ConfigError, match=r"2 \(algorithms\) × 501 \(--seeds\) = 1,002 runs"):
+        tournament.tournament_of(["grpo", "rloo"], {"countdown": config}, config.parent, seeds=501)
+
+
 def test_a_folder_in_the_cloud_is_refused(config: Path) -> None:
     ran = rlsdk("sweep", str(config), "learner.lr=1e-4,1e-3", "out=s3://bucket/runs")
     assert ran.exit_code == 2 and "a sweep needs a local folder" in ran.stderr
