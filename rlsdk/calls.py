@@ -33,6 +33,8 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
 """Kind -> positional arguments that rlsdk passes to a function, or to `__call__` or `run` of a class's instance."""
 NOT_AWAITED = ("policy_loss", "correction", "kl", "filter", "buffer", "stop", "tasks", "diagnosis", "optimizer")
 """Kinds that rlsdk calls without await."""
+NOT_CALLED = ("tasks", "workflow")
+"""Kinds whose classes rlsdk does not call: a sequence of tasks, an object with the method `run`."""
 _LIST = re.compile(r"(?:\w+\.)*(?:list|List|tuple|Tuple|Sequence|Iterable)\b")
 
 
@@ -112,19 +114,31 @@ def new_field(name: str, needs: Iterable[str]) -> tuple[str, ...]:
 
 
 def _uncallable(kind: str, obj: Any) -> str:
-    """Describe a function that does not accept the arguments of its kind; empty if it does."""
-    arguments, supplied = ARGUMENTS.get(kind, ()), SUPPLIED.get(kind, ())
-    if not (arguments or supplied) or inspect.isclass(obj):
+    """Describe a function or method that does not accept the arguments of its kind; empty if it does."""
+    arguments, supplied, name = ARGUMENTS.get(kind, ()), SUPPLIED.get(kind, ()), obj.__name__
+    function = obj
+    if inspect.isclass(obj):
+        if kind not in ARGUMENTS or kind in NOT_CALLED:
+            return ""
+        method = "__init__" if kind == "optimizer" else "__call__"
+        function, name = inspect.getattr_static(obj, method, None), f"{name}.{method}"
+        if function is None or not any(method in vars(base) for base in obj.__mro__):
+            return f"{obj.__name__} has no method {method}({', '.join(('self', *arguments, *supplied))})"
+    if not (arguments or supplied) or not inspect.isfunction(function):
         return ""
-    signature = inspect.signature(obj)
-    options = dict.fromkeys((*(p.name for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY), *supplied))
+    signature = inspect.signature(function)
+    options = [p.name for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY]
+    if inspect.isclass(obj) and kind != "optimizer":
+        options = []  # those of a class are parameters of its `__init__`
+    owner = ("self",) if inspect.isclass(obj) else ()
     try:
-        signature.bind(*arguments, **options)
+        signature.bind(*owner, *arguments, **dict.fromkeys((*options, *supplied)))
     except TypeError:
         plain = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
-        shown = f"{obj.__name__}{inspect.Signature(plain)}"
-        given = ", ".join((*arguments, *(f"{name}=…" for name in supplied)))
-        called = f"it is called as {obj.__name__}({given}), but is defined as {shown}"
+        given = ", ".join((*arguments, *(f"{key}=…" for key in supplied)))
+        called = f"it is called as {name}({given}), but is defined as {name}{inspect.Signature(plain)}"
+        if owner:
+            return called
         if next(iter(signature.parameters), "") == "self":
             return f"{called}; mark a function outside of a class, or the class"
         if kind == "reward":
@@ -134,21 +148,20 @@ def _uncallable(kind: str, obj: Any) -> str:
 
 
 def _hidden_options(kind: str, obj: Any) -> list[inspect.Parameter]:
-    """Return positional parameters that rlsdk does not pass; a leading underscore or a missing default exempts one.
+    """Return positional parameters that rlsdk does not pass; a leading underscore exempts one.
 
-    A parameter without a default is not an option but an argument that the kind must pass. Some kinds pass none.
+    Of the kinds without `ARGUMENTS`, one without a default may be an argument, too.
     """
     if inspect.isclass(obj):
-        function, given = obj.__init__, 1
+        function, given = obj.__init__, 2 if kind == "optimizer" else 1
         if attrs.has(obj) or not inspect.isfunction(function):
             return []
     elif kind in ARGUMENTS:
         function, given = obj, len(ARGUMENTS[kind])
     else:
         return []
-    beyond = _positional(function)[given:]
-    passed = bool(ARGUMENTS.get(kind, True))
-    return [p for p in beyond if not p.name.startswith("_") and (p.default is not p.empty or not passed)]
+    beyond = [p for p in _positional(function)[given:] if not p.name.startswith("_")]
+    return [p for p in beyond if kind in ARGUMENTS or p.default is not p.empty]
 
 
 def _takes_list(function: Any) -> bool:

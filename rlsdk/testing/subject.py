@@ -11,7 +11,6 @@ from typing import Any
 import attrs
 
 from rlsdk import contracts
-from rlsdk.calls import ARGUMENTS
 from rlsdk.components import Component
 from rlsdk.contracts.required import REQUIRED
 from rlsdk.errors import MissingFieldError, definition_of, described
@@ -150,7 +149,10 @@ def undeclared(error: Violated) -> str:
 
 
 def fault_of(component: Component) -> Fault | None:
-    """Return why a component cannot be called by its kind's convention; None if it can."""
+    """Return what a component lacks of its kind's contract; None if nothing.
+
+    Of functions and called classes, the mark has checked the arguments (`rlsdk.calls`).
+    """
     kind, obj = component.kind, component.obj
     if kind in REQUIRED:
         fault = _lacks(obj, REQUIRED[kind])
@@ -162,45 +164,9 @@ def fault_of(component: Component) -> Fault | None:
         return fault
     if kind == "algorithm":
         return _no_algorithm(obj)
-    if kind == "tasks":
+    if kind == "tasks" and inspect.isclass(obj):
         return _no_task_source(obj)
-    if kind == "workflow":
-        return _no_workflow(obj)
-    if kind == "optimizer" and inspect.isclass(obj):
-        return _unbindable(obj.__init__, ("self", *ARGUMENTS[kind]), None, obj.__name__)
-    return _uncallable(obj, ARGUMENTS[kind], SUPPLIED.get(kind, {})) or _hidden_options(obj, ARGUMENTS[kind])
-
-
-def _uncallable(obj: Any, arguments: Sequence[str], keywords: Mapping[str, Any] | None = None) -> Fault | None:
-    """Return the fault of a function, or of a class whose instances are called."""
-    if inspect.isclass(obj):
-        if not inspect.isfunction(getattr(obj, "__call__", None)):  # noqa: B004 - the method itself is looked at
-            return f"a method __call__({', '.join(['self', *arguments])})", "none"
-        return _unbindable(obj.__call__, ("self", *arguments), keywords, f"{obj.__name__}.__call__")
-    return _unbindable(obj, arguments, keywords, obj.__name__)
-
-
-def _hidden_options(obj: Any, arguments: Sequence[str]) -> Fault | None:
-    """Return parameters that look like options but cannot be set, because they are not keyword-only."""
-    if inspect.isclass(obj) and (attrs.has(obj) or obj.__init__ is object.__init__):
-        return None
-    function, count = (obj.__init__, 1) if inspect.isclass(obj) else (obj, len(arguments))
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    more = [p.name for p in inspect.signature(function).parameters.values() if p.kind in kinds][count:]
-    return ("options after a '*', keyword-only", f"positional ones: {', '.join(more)}") if more else None
-
-
-def _unbindable(
-    function: Callable[..., Any], arguments: Sequence[str], keywords: Mapping[str, Any] | None, name: str
-) -> Fault | None:
-    signature = inspect.signature(function)
-    required = [p.name for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
-    try:
-        signature.bind(*arguments, **{**dict.fromkeys(required), **(keywords or {})})
-    except TypeError as error:
-        called = ", ".join([*arguments, *(f"{key}=…" for key in keywords or {})])
-        return f"{name} to be callable as ({called})", f"{name}{signature}: {error}"
-    return None
+    return _no_workflow(obj) if kind == "workflow" else None
 
 
 def _lacks(obj: Any, protocol: type) -> Fault | None:
@@ -242,16 +208,21 @@ def _misfits(cls: type, name: str, member: Callable[..., Any]) -> Fault | None:
     arguments = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
     keywords = dict.fromkeys(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
     bound = arguments if inspect.isfunction(inspect.getattr_static(cls, name)) else arguments[1:]
-    return _unbindable(function, bound, keywords, f"{cls.__name__}.{name}")
+    signature, name = inspect.signature(function), f"{cls.__name__}.{name}"
+    required = [p.name for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    try:
+        signature.bind(*bound, **{**dict.fromkeys(required), **keywords})
+    except TypeError as error:
+        called = ", ".join([*bound, *(f"{key}=…" for key in keywords)])
+        return f"{name} to be callable as ({called})", f"{name}{signature}: {error}"
+    return None
 
 
 def _written(name: str, function: Callable[..., Any]) -> str:
     return f"{name}({', '.join(inspect.signature(function).parameters)})"
 
 
-def _no_task_source(obj: Any) -> Fault | None:
-    if not inspect.isclass(obj):
-        return _uncallable(obj, ())
+def _no_task_source(obj: type) -> Fault | None:
     lacking = [name for name in ("__len__", "__getitem__") if not hasattr(obj, name)]
     return ("a class of sized, indexable instances", f"no {' and no '.join(lacking)}") if lacking else None
 
@@ -261,7 +232,7 @@ def _no_workflow(obj: Any) -> Fault | None:
         return _lacks(obj, contracts.Workflow)
     if not inspect.iscoroutinefunction(obj):
         return f"async def {obj.__name__}(task, chat)", "a function that is not async"
-    return _unbindable(obj, ("task", "chat"), None, obj.__name__)
+    return None
 
 
 def _no_algorithm(obj: Any) -> Fault | None:

@@ -15,6 +15,7 @@ from rlsdk.components import Use, component_of, own_mark
 from rlsdk.errors import OptionError, PluginError
 from rlsdk.kinds import KINDS
 from rlsdk.options import structure
+from rlsdk.testing import check_component
 
 
 @rlsdk.reward("exact", batch=False)
@@ -42,7 +43,9 @@ def test_there_is_a_mark_for_each_kind():
     for kind in KINDS:
 
         @getattr(rlsdk, kind)("thing")
-        class thing(rlsdk.Algorithm): ...
+        class thing(rlsdk.Algorithm):
+            def __init__(self, *groups): ...
+            def __call__(self, *arguments, **supplied): ...
 
         found = own_mark(thing)
         assert (found.kind, found.name, found.obj) == (kind, "thing", thing)
@@ -156,6 +159,11 @@ class Limited:
     def __call__(self, rollout): ...
 
 
+class Needy:
+    def __init__(self, path): ...
+    def __call__(self, rollout): ...
+
+
 def limited(rollout, limit=3): ...
 
 
@@ -176,6 +184,7 @@ def cubes(split): ...
     [
         ("reward", limited, "no config can set limit, .* write def limited(rollout, *, limit=3)"),
         ("reward", Limited, "no config can set limit, .* write def __init__(self, *, limit=3)"),
+        ("reward", Needy, "no config can set path, .* write def __init__(self, *, path)"),
         ("reward", Data, "no config can set limit, .* write @dataclass(kw_only=True) above class Data"),
         ("kl", estimate, "clamp, .* write def estimate(logprobs, ref_logprobs, *, clamp=10.0, scale=1.0)"),
         ("workflow", revise, "rounds, .* write def revise(task, chat, *, rounds=2)"),
@@ -203,9 +212,34 @@ class Varied:
     async def __call__(self, group): ...
 
 
+class Two:
+    def __call__(self, x, y): ...
+
+
+class Keyed:
+    def __call__(self, rollout, *, ignore_case): ...
+
+
+class Nothing: ...
+
+
+class Momentum:
+    def __init__(self, groups, momentum=0.9): ...
+
+
+class Unfed:
+    def __init__(self, *, lr=0.1): ...
+
+
 @pytest.mark.parametrize(
     ("kind", "obj", "message"),
     [
+        ("advantage", Two, "it is called as Two.__call__(x), but is defined as Two.__call__(self, x, y)"),
+        ("buffer", Two, "called as Two.__call__(group, step=…, uses=…), but is defined as Two.__call__(self, x, y)"),
+        ("reward", Keyed, "called as Keyed.__call__(rollout), but is defined as Keyed.__call__(self, rollout, .*"),
+        ("stop", Nothing, "Nothing has no method __call__(self, available, target)"),
+        ("optimizer", Unfed, "called as Unfed.__init__(groups), but is defined as Unfed.__init__(self, *, lr=0.1)"),
+        ("optimizer", Momentum, "no config can set momentum, .* write def __init__(self, groups, *, momentum=0.9)"),
         ("reward", compute_score, "called as compute_score(rollout), but is defined as compute_score(data_source, .*"),
         ("reward", compute_score, "a reward of another trainer .* {use: foreign, path: .*"),
         ("reward", Box.exact, "defined as exact(self, rollout); mark a function outside of a class, or the class"),
@@ -220,6 +254,16 @@ def test_what_the_kind_cannot_call_is_refused(kind, obj, message):
     pattern = ".*".join(re.escape(part) for part in message.split(".*"))
     with pytest.raises(PluginError, match=rf"^@rlsdk.{kind}\('x'\): .*{pattern}$"):
         getattr(rlsdk, kind)("x")(obj)
+
+
+def test_a_parameter_with_a_leading_underscore_is_no_option():
+    @rlsdk.reward("memo")
+    def memo(rollout, _seen={}):  # noqa: B006
+        """Reward of a text's length, remembered."""
+        return _seen.setdefault(rollout.text, float(len(rollout.text)))
+
+    assert own_mark(memo).options == ()
+    assert {found.rule: found.outcome for found in check_component(memo)}["contract"] == "passed"
 
 
 def test_a_library_missing_from_a_constructor_is_reported_with_its_place():

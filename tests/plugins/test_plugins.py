@@ -266,6 +266,7 @@ def test_twice_in_two_modules_of_a_table_is_twice(site):
         @rlsdk.reward("exact")
         class Exact:
             x: int = 1
+            def __call__(self, rollout): ...
         """,
     ],
     ids=["function", "class"],

@@ -682,13 +682,6 @@ def test_a_reward_that_refuses_tasks_is_given_one(is_async):
 
 
 def test_signatures_are_read():
-    @rlsdk.advantage("two")
-    class Two:
-        """Takes two."""
-
-        def __call__(self, x, y):
-            """Give nothing."""
-
     @rlsdk.workflow("sync")
     class Sync:
         """Not async."""
@@ -716,7 +709,6 @@ def test_signatures_are_read():
         def close(self):
             """Do nothing."""
 
-    assert "missing a required argument: 'y'" in failed(Two)["contract"].got
     assert failed(Waiting)["contract"].expected == "a method log(self, step, metrics), which is called without await"
     assert failed(Sync)["contract"].got == "one that is not async"
     assert failed(Half)["contract"].expected.startswith("a method start(self, model")
