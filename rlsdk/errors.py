@@ -305,8 +305,15 @@ def _did_you_mean(error: BaseException) -> str:
     home = error.obj.__name__ if inspect.ismodule(error.obj) else type(error.obj).__module__
     if package(str(home)) != "rlsdk":
         return ""
-    near = difflib.get_close_matches(error.name, dir(error.obj), n=1)
-    return f"did you mean {near[0]!r}?" if near else ""
+    near = nearest(error.name, dir(error.obj))
+    return f"did you mean {near!r}?" if near else ""
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name closest to `name`, or None."""
+    lower = {k.lower(): k for k in known}
+    found = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
+    return lower[found[0]] if found else None
 
 
 def place_of(error: BaseException) -> str:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from rlsdk.components import Component, component_of
     from rlsdk.contracts import TaskList
     from rlsdk.environments.gymnasium import PATTERN, ActionPattern
+    from rlsdk.errors import nearest
     from rlsdk.learners.base import TransformersLearner
     from rlsdk.learners.estimate import RankMemory, count_parameters
     from rlsdk.learners.micro_batches import SharedRows
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from rlsdk.learners.statefile import read_state, write_state
     from rlsdk.learners.trained import LearningRate, PhaseTimer, TrainedModule
     from rlsdk.learners.ulysses import SequenceGroup, sequence_faults
-    from rlsdk.options import nearest, structure
+    from rlsdk.options import structure
     from rlsdk.plugins.discovery import find
     from rlsdk.renderers.text import TextRenderer
     from rlsdk.rewards.countdown import evaluate, tokenize
@@ -57,6 +58,7 @@ _NAMES = {
     "rlsdk.components": ("Component", "component_of"),
     "rlsdk.contracts": ("TaskList",),
     "rlsdk.environments.gymnasium": ("PATTERN", "ActionPattern"),
+    "rlsdk.errors": ("nearest",),
     "rlsdk.learners.base": ("TransformersLearner",),
     "rlsdk.learners.estimate": ("RankMemory", "count_parameters"),
     "rlsdk.learners.micro_batches": ("SharedRows",),
@@ -64,7 +66,7 @@ _NAMES = {
     "rlsdk.learners.statefile": ("read_state", "write_state"),
     "rlsdk.learners.trained": ("LearningRate", "PhaseTimer", "TrainedModule"),
     "rlsdk.learners.ulysses": ("SequenceGroup", "sequence_faults"),
-    "rlsdk.options": ("nearest", "structure"),
+    "rlsdk.options": ("structure",),
     "rlsdk.plugins.discovery": ("find",),
     "rlsdk.renderers.text": ("TextRenderer",),
     "rlsdk.rewards.countdown": ("evaluate", "tokenize"),

@@ -7,7 +7,6 @@ number. Unknown keys are rejected with the nearest known one. All faults are col
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import enum
 import inspect
 import math
@@ -23,7 +22,7 @@ import cattrs
 from cattrs.errors import ClassValidationError, ForbiddenExtraKeysError, StructureHandlerNotFoundError
 
 from rlsdk.docstrings import documented
-from rlsdk.errors import PluginError, defined_at
+from rlsdk.errors import PluginError, defined_at, nearest
 from rlsdk.limits import Limit, written
 
 MISSING: Any = attrs.NOTHING
@@ -230,13 +229,6 @@ def did_you_mean(name: str | PurePath, known: Iterable[str], lead: str = "; ") -
     if near is None:
         return ""
     return f"{lead}did you mean {repr(near) if isinstance(name, str) else name.with_name(near)}?"
-
-
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name closest to `name`, or None."""
-    lower = {k.lower(): k for k in known}
-    found = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
-    return lower[found[0]] if found else None
 
 
 def type_name(kind: Any) -> str:

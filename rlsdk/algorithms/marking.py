@@ -10,10 +10,10 @@ from typing import Any, Literal, TypeVar, cast, get_origin
 import attrs
 
 from rlsdk.components import OneOrMore, Use, component_of, mark, named
-from rlsdk.errors import PluginError
+from rlsdk.errors import PluginError, nearest
 from rlsdk.kinds import COMBINED, PART_LISTS, PARTS
 from rlsdk.limits import NonNegative, Positive, Share
-from rlsdk.options import CONVERTER, nearest, structure, unknown
+from rlsdk.options import CONVERTER, structure, unknown
 
 _use = Use  # short name for the defaults below
 Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]

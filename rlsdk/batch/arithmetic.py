@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import functools
 from collections.abc import Iterable
 from typing import Any, ClassVar, Self
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlsdk.errors import MissingFieldError, ValueFault
+from rlsdk.errors import MissingFieldError, ValueFault, nearest
 from rlsdk.fields import names
 
 LOG_RATIO_BOUND = 20.0
@@ -148,7 +147,7 @@ class Packed:
             )
         public = {kind: _public(kind) for kind in Packed.__subclasses__()}  # type: ignore[arg-type]
         others = [kind.__name__ for kind, held in public.items() if name in held]
-        close = difflib.get_close_matches(name, public.get(type(self), ()), n=1)
+        near = nearest(name, public.get(type(self), ()))
         hint = (
             "a component that reads a field of a plugin must list its function, the one marked "
             f"@rlsdk.field({name!r}), in needs=(…,)"
@@ -158,7 +157,7 @@ class Packed:
         raise AttributeError(
             f"{type(self).__name__!r} object has no attribute {name!r}"
             + "".join(f"; {kind} has it" for kind in others)
-            + "".join(f"; did you mean {known}?" for known in close)
+            + (f"; did you mean {near}?" if near else "")
             + f"; {hint}"
         )
 

@@ -19,9 +19,8 @@ from rlsdk.cli.parameters import json_output, plugin_files
 from rlsdk.components import brief
 from rlsdk.config.json_schema import json_schema
 from rlsdk.config.reference import DEFAULTS, ConfigKey, of_component, settings
-from rlsdk.errors import UnknownComponentError
+from rlsdk.errors import UnknownComponentError, nearest
 from rlsdk.kinds import KINDS, Kind
-from rlsdk.options import nearest
 from rlsdk.plugins import CORE, Plugins
 
 

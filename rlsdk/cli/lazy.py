@@ -15,8 +15,7 @@ import attrs
 import click
 
 from rlsdk import preflight
-from rlsdk.errors import ConfigError, PluginError, RlsdkError, described, install_command
-from rlsdk.options import nearest
+from rlsdk.errors import ConfigError, PluginError, RlsdkError, described, install_command, nearest
 from rlsdk.plugins.discovery import declared
 from rlsdk.plugins.guard import imported
 

@@ -11,9 +11,9 @@ from rich.table import Table
 
 from rlsdk.cli.output import WIDTH, borderless, show
 from rlsdk.components import Component, Use, brief
-from rlsdk.errors import PluginError
+from rlsdk.errors import PluginError, nearest
 from rlsdk.kinds import OTHER_NAMES, Kind
-from rlsdk.options import Option, nearest
+from rlsdk.options import Option
 from rlsdk.plugins import CORE, PluginEntry, Plugins, misspelt_group
 
 

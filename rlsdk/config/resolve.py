@@ -32,10 +32,10 @@ from rlsdk.config.section import RULE_KEYS, SOURCE_KEYS, RewardUse, SourceUse
 from rlsdk.config.tree import Source, Tree, normalise, read
 from rlsdk.contracts import AlgorithmDefaults, ApartRole, LossSpec, ReplacesTemplate, batch_of, memory_of
 from rlsdk.contracts.required import missing_members
-from rlsdk.errors import ConfigError, OptionError, PluginError, UnknownComponentError, option_path
+from rlsdk.errors import ConfigError, OptionError, PluginError, UnknownComponentError, nearest, option_path
 from rlsdk.fields import Field
 from rlsdk.kinds import PART_LISTS, PARTS, Kind
-from rlsdk.options import nearest, structure, unknown
+from rlsdk.options import structure, unknown
 from rlsdk.plugins import CORE, ComponentRef, Plugins, short_name
 from rlsdk.schedules import EntropyTarget, Schedule, Scheduled, entropy_target, with_greatest
 

@@ -6,6 +6,8 @@ import difflib
 import re
 from collections.abc import Iterable
 
+from rlsdk.errors import nearest
+
 METRICS: tuple[str, ...] = (
     "reward/mean",
     "reward/std",
@@ -160,8 +162,8 @@ def unknown_metric(name: str, declared: Iterable[str] = ()) -> str | None:
     known = [*NAMED_METRICS, *declared]
     if name in known:
         return None
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    near = nearest(name, known) or ""
     if not any(pattern.fullmatch(name) for pattern in _PATTERNS):
-        return near[0] if near else ""
-    close = near and difflib.SequenceMatcher(None, name, near[0]).ratio() >= _CLOSE
-    return near[0] if close and abs(len(near[0]) - len(name)) <= 2 else None
+        return near
+    close = near and difflib.SequenceMatcher(None, name, near).ratio() >= _CLOSE
+    return near if close and abs(len(near) - len(name)) <= 2 else None

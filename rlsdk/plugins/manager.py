@@ -25,10 +25,11 @@ from rlsdk.errors import (
     UnknownComponentError,
     defined_at,
     described,
+    nearest,
     package,
 )
 from rlsdk.kinds import KINDS, Kind
-from rlsdk.options import nearest, unknown
+from rlsdk.options import unknown
 from rlsdk.plugins import fingerprints, guard
 from rlsdk.plugins.discovery import CORE, PluginEntry, discover, impostors, misspelt_group, misspelt_module, unreadable
 from rlsdk.plugins.fingerprints import ComponentRef, Fingerprint, code_differs, overwritten, plugin_name, source_of

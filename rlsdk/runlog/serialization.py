@@ -132,8 +132,10 @@ def decode_tokens(payload: bytes) -> dict[str, list[np.ndarray | None]]:
     """
     header, arrays, _, source = _read(payload)
     cuts = np.cumsum(header["lengths"])[:-1]
-    sampled = {name: list(np.split(array, cuts)) for name, array in zip(ARRAYS, arrays, strict=False)}
-    return {**sampled, **_learned(header, source)}
+    found: dict[str, list[np.ndarray | None]] = _learned(header, source)
+    for name, array in zip(ARRAYS, arrays, strict=False):  # a group without rollouts has no arrays
+        found[name] = [*np.split(array, cuts)]
+    return found
 
 
 def _learned(header: Mapping[str, Any], source: io.BytesIO) -> dict[str, list[np.ndarray | None]]:

@@ -123,6 +123,7 @@ def test_what_never_ran_a_plugin_has_no_place() -> None:
     [
         (rlsdk, "advantages", "; did you mean 'advantage'?"),
         (rlsdk.Task("a", "x"), "metadta", "; did you mean 'metadata'?"),
+        (rlsdk.Task("a", "x"), "METADATA", "; did you mean 'metadata'?"),
         (rlsdk, "zzz", ")"),
         ("text", "strp", ")"),
     ],
