@@ -44,6 +44,7 @@ class LossSpec:
             clipping.
         temperature: Divisor of the logits.
         train_steps: Training steps of the whole run.
+        critic_warmup: Training steps at its start in which only the critic is trained.
     """
 
     policy_loss: ComponentRef
@@ -56,6 +57,7 @@ class LossSpec:
     value_clip: float | Schedule | None = None
     temperature: float = 1.0
     train_steps: int = 1
+    critic_warmup: int = 0
 
 
 @attrs.frozen(kw_only=True)

@@ -147,7 +147,7 @@ def start_learner(plan: Plan, found: Layout, adapter: Adapter | None, steps: int
     """
     placement, folder = plan.config.placement, plan.folder.resolve()
     every: dict[str, Any] = {
-        "loss": attrs.evolve(plan.loss, train_steps=steps),
+        "loss": attrs.evolve(plan.loss, train_steps=steps, critic_warmup=plan.config.critic.warmup_steps),
         "total_updates": steps * plan.config.updates,
         "log_dir": folder / "logs",
         "cache": folder / "cache",

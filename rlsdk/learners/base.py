@@ -151,12 +151,12 @@ class TransformersLearner(LearnerOptions):
         self.connect(place.device)
         objective = Objective(loss)
         self._temperature = loss.temperature
-        factor = self.rate_factor(total_updates)
         self._passes = self._runner(roles.main, tokens)
         if roles.actor is not None:
-            self._load_actor(roles.actor, factor)
+            before = total_updates * loss.critic_warmup // loss.train_steps
+            self._load_actor(roles.actor, self.rate_factor(total_updates - before))
         if roles.critic is not None:
-            self._load_critic(roles.critic, factor)
+            self._load_critic(roles.critic, self.rate_factor(total_updates))
         self._updates = Updates(
             objective=objective,
             passes=self._passes,

@@ -103,6 +103,8 @@ class Updates:
 
         what = f"the update of the {role} in step {step + 1}"
         with_less(self.passes, what, add, again=again, why_not=trained.repeat_fault)
+        if role in self.flops:
+            self.update_flop += self.flops[role].of_update(batch.lengths)
 
     def _add(self, batch: TrainBatch, context: UpdateContext, role: TrainedRole, *, last: bool) -> None:
         trained, parts = self._trained(role), self.passes.plan(batch)
@@ -117,8 +119,6 @@ class Updates:
             self.passes.clock,
             last=last,
         )
-        if role in self.flops:
-            self.update_flop += self.flops[role].of_update(batch.lengths)
 
     def optimizer_step(self, role: TrainedRole) -> MetricAccumulator:
         """Take one optimiser step along the gradient, and return this rank's part of the metrics.

@@ -410,6 +410,22 @@ def test_the_schedule_is_by_optimiser_steps(tied: Model, launch: Launch, make_ba
     assert rates == pytest.approx([0.5e-3, 1e-3, 1e-3, 0.875e-3, 0.75e-3, 0.625e-3, 0.5e-3])
 
 
+def test_the_schedule_of_a_policy_spans_the_steps_after_the_warm_up_of_its_critic(
+    tied: Model, launch: Launch, make_batch: Make
+) -> None:
+    batch = make_batch(6)
+    loss = attrs.evolve(spec(), train_steps=4, critic_warmup=2)
+    options = {"schedule": "wsd", "decay_steps": 2, "final_ratio": 0.5, "lr": 1e-3, "critic_lr": 1e-3}
+    group = launch(1, Roles(actor=tied, critic=tied), loss, total=4, **options)
+    rates = []
+    for step in range(2):
+        group.forward_backward(batch, role="critic", step=step)
+        rates.append(group.optimizer_step("critic")["critic/lr"])
+    every = [group.update(batch, everything(batch), step) for step in (2, 3)]
+    assert [*rates, *(each["critic/lr"] for each in every)] == pytest.approx([1e-3, 1e-3, 1e-3, 0.75e-3])
+    assert [each["actor/lr"] for each in every] == pytest.approx([1e-3, 0.75e-3])
+
+
 def test_demonstrations_need_no_advantages(tied: Model, launch: Launch, make_batch: Make) -> None:
     batch = attrs.evolve(make_batch(6), tokens={})
     group = launch(1, Roles(actor=tied), spec("sft"), **LR)

@@ -81,6 +81,27 @@ def test_a_halved_micro_batch_gives_the_same_gradient(
     assert "Set learner.micro_batch_tokens=200" in said
 
 
+@pytest.mark.stack
+def test_a_batch_that_was_added_before_a_shortage_is_added_again_and_counted_once(
+    launch: Launch, make_batch: Callable[..., TrainBatch], tied: Model
+):
+    batch = make_batch(40)
+    first, second = batch.select(np.arange(3)), batch.select(np.arange(3, 40))
+    results = []
+    for most in (100, half_fits(second)):
+        group = launch(1, Roles(actor=tied), spec_of(most=most), lr=1e-2, eps=1e-2, micro_batch_tokens=WHOLE)
+        before = group.clock()["update_flop"]
+        group.forward_backward(first, batch.totals, last=False)
+        group.forward_backward(second, batch.totals)
+        metrics = group.optimizer_step()
+        results.append((metrics, group.clock()["update_flop"] - before, group.fetch_weights(1).tensors))
+    (metrics, flop, weights), (again, counted, found) = results
+    assert again == pytest.approx(metrics, rel=1e-5, abs=1e-7)
+    assert counted == pytest.approx(flop)
+    for name, array in weights.items():
+        np.testing.assert_allclose(found[name], array, atol=1e-6, err_msg=name)
+
+
 @pytest.mark.slow
 @pytest.mark.stack
 def test_a_second_shortage_says_what_to_lower(launch: Launch, make_batch: Callable[..., TrainBatch], tied: Model):
