@@ -170,6 +170,9 @@ def cause_of(error: BaseException) -> BaseException:
 def described(error: BaseException, log: Path | None = None) -> str:
     """Describe in one line why a call of an actor failed: it died (with the last words of its log), or it raised."""
     cause = cause_of(error)
+    if not_created(cause):
+        machine = re.search(r"\bip=([^,)]+)", str(cause))
+        return f"it could not be created{f' on {machine[1]}' if machine else ''}: {reason(cause)}"
     return f"its process died: {death(cause, log)}" if died(cause) else f"{type(cause).__name__}: {cause}"
 
 

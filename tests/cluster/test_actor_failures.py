@@ -22,6 +22,7 @@ from rlsdk.cluster.actors import (
     reason,
     spawn,
 )
+from rlsdk.errors import PluginError
 
 RAY_SAYS = """The actor died unexpectedly before finishing this task.
 \tclass_name: EngineActor
@@ -87,6 +88,23 @@ NEVER_RAN = death(NODE_DEATH, never_started=True)
 def test_an_actor_that_ray_placed_on_a_dead_node_never_ran() -> None:
     assert died(NEVER_RAN) and never_ran(NEVER_RAN)
     assert reason(NEVER_RAN) == NODE_DEATH
+
+
+class Incomplete(RunActor):
+    def __init__(self) -> None:
+        raise PluginError("plugin 'lab' is not installed")
+
+
+@pytest.mark.stack
+def test_an_actor_that_cannot_be_created_is_described_in_one_line_with_its_machine(cluster: None) -> None:
+    import ray
+
+    with pytest.raises(exceptions.RayActorError) as failed:
+        ray.get(spawn(Incomplete).identity.remote())
+    where = ray.util.get_node_ip_address()
+    assert described(failed.value) == (
+        f"it could not be created on {where}: rlsdk.errors.PluginError: plugin 'lab' is not installed"
+    )
 
 
 @pytest.mark.stack
