@@ -402,7 +402,10 @@ def _observation(_: Any, __: Any, value: Any) -> None:
 
 
 def _reward(value: Any) -> float:
-    return float(number(value, "the reward of a step"))
+    found = float(number(value, "the reward of a step"))
+    if not is_reward(found):
+        raise ValueFault(f"the reward of a step must be finite and within ±{REWARD_LIMIT:g}; got {found}")
+    return found
 
 
 @attrs.frozen

@@ -40,6 +40,8 @@ _MARKS = frozenset({*KINDS, "field", "hookimpl"})
 _UNMARKABLE = frozenset({str, int, float, bool, dict, list, tuple, set, frozenset, types.ModuleType})
 """Types of the names in a module that carry no mark, whatever the module is."""
 _HOOK_MARK = f"{hookspecs.PROJECT}_impl"
+_IN_REPOSITORY = ("agents", "fsdp2", "gridworlds", "ifeval", "reasoning_gym", "verifiers", "zoo")
+"""Plugins in the folder `plugins` of rlsdk's repository."""
 _PRESENT: ContextVar[Plugins | None] = ContextVar("present", default=None)
 
 
@@ -363,8 +365,9 @@ class Plugins(pluggy.PluginManager):
         if not claims:
             usable = [known for known, found in self.entries.items() if not found[0].broken]
             unknown = _unknown("plugin", name, usable, "this environment")
+            here = f"plugins/rlsdk-{name.replace('_', '-')}, in a clone of rlsdk" if name in _IN_REPOSITORY else "…"
             raise PluginError(
-                f"{unknown}; install its package (pip install …), or give its file (--plugin {name}.py)"
+                f"{unknown}; install its package (pip install {here}), or give its file (--plugin {name}.py)"
                 f"{misspelt_group(name)}"
             )
         if len(claims) > 1:

@@ -140,7 +140,8 @@ def per_rollout(value: Any, count: int, log: Log | None = None) -> list[Score]:
     """Convert a list with one result per rollout; if the length differs, all scores are invalid."""
     listed = _listed(value)
     if listed is None:
-        return [Score.invalid(f"it returned {reprlib.repr(value)}; expected a list of {count} numbers")] * count
+        wrong = f"it returned {reprlib.repr(value)}; expected a list of {counted(count, 'number')}"
+        return [Score.invalid(wrong)] * count
     if len(listed) != count:
         wrong = f"it returned {counted(len(listed), 'reward')} for {counted(count, 'rollout')}; expected one for each"
         return [Score.invalid(wrong)] * count

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import inspect
 import math
+import re
 import reprlib
 import sys
 from collections import Counter
@@ -18,6 +19,7 @@ from rlsdk.errors import DataError, ScoringError, ValueFault, described
 from rlsdk.plurals import counted
 from rlsdk.types import REWARD_LIMIT, Group, Rollout, Score, is_reward
 
+_SEED = re.compile(r"(environment '[^']*') \(seed -?\d+\)")
 _CAUSES = 3
 """Maximum reasons listed in a message."""
 _ROUNDING = 1e-4
@@ -191,11 +193,13 @@ def _token_rewards(
 def unscored(group: Group) -> list[str]:
     """Return why trajectories of a group could not be scored: one reason per invalid score.
 
-    The reasons do not name the group's task, so that those of several groups can be counted together.
+    The reasons name neither the group's task nor the seed of its environment, so that those of several groups can be
+    counted together.
     """
     scores = ([group.scores[i] for i in trajectory] for trajectory in group.trajectories)
     reasons = (next((score.reason for score in each if not score.valid), None) for each in scores)
-    return [reason.replace(f"task {group.task.id!r}: ", "") for reason in reasons if reason is not None]
+    found = [reason.replace(f"task {group.task.id!r}: ", "") for reason in reasons if reason is not None]
+    return [_SEED.sub(r"\1", reason) for reason in found]
 
 
 def check_budget(groups: Sequence[Group], limit: float, when: int | str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import pickle
 import re
 
@@ -85,6 +86,8 @@ def test_a_rollout_does_not_change_with_the_array_it_was_made_from():
     [
         (lambda: Observation({"a": 1}), "the text of an observation is {'a': 1}; expected text"),
         (lambda: Observation(None), "the text of an observation is None; expected text"),
+        (lambda: Step(Observation("x"), math.nan), "the reward of a step must be finite and within ±1e+18; got nan"),
+        (lambda: Step(Observation("x"), -2e18), "the reward of a step must be finite and within ±1e+18; got -2e+18"),
         (lambda: Step("a wall"), "the observation of a step is 'a wall'; expected an rlsdk.Observation"),
         (lambda: Step(Observation("x"), "1"), "the reward of a step is '1'; expected a number"),
         (lambda: Step(Observation("x"), np.ones(2)), "the reward of a step is array"),

@@ -7,6 +7,8 @@ import pickle
 import shutil
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import attrs
 import pytest
@@ -100,6 +102,17 @@ def test_a_wrong_plugin_is_answered_with_the_plugins(mylab):
         "unknown plugin 'mylib'; this environment offers: core, mylab; did you mean 'mylab'?; install its package "
         "(pip install …), or give its file (--plugin mylib.py)"
     )
+
+
+def test_a_plugin_of_the_repository_is_answered_with_its_folder():
+    repository = Path(__file__).parents[2]
+    projects = (tomllib.loads(file.read_text()) for file in repository.glob("plugins/*/pyproject.toml"))
+    names = [name for each in projects for name in each["project"].get("entry-points", {}).get("rlsdk.v1", {})]
+    assert "reasoning_gym" in names
+    for name in set(names) - set(discover()):
+        folder = f"plugins/rlsdk-{name.replace('_', '-')}"
+        assert (repository / folder).is_dir()
+        assert f"(pip install {folder}, in a clone of rlsdk)" in failure("reward", f"{name}/score")
 
 
 def test_a_component_of_another_kind_is_not_offered(mylab):

@@ -100,3 +100,11 @@ def test_reasons_of_several_tasks_add_up() -> None:
     assert {reason for group in groups for reason in unscored(group)} == {"workflow failed: 188 tokens leave no room"}
     with pytest.raises(ScoringError, match=r"task \"it's 0\" and 2 more: workflow failed: 188 tokens"):
         check_budget(groups, 0.5, 1)
+
+
+def test_reasons_of_several_seeds_of_an_environment_add_up() -> None:
+    tasks = [Task(id=f"seed-{i}", prompt="?") for i in range(3)]
+    failed = "workflow failed: RuntimeError: environment 'lab/maze'{}: reset raised OSError: no simulator"
+    scores = [Score.invalid(failed.format(f" (seed {i})")) for i in range(3)]
+    groups = [Group(t, [Rollout.from_text(t, "x")], [s]) for t, s in zip(tasks, scores, strict=True)]
+    assert {reason for group in groups for reason in unscored(group)} == {failed.format("")}
