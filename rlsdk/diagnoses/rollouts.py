@@ -14,10 +14,10 @@ LEARNER = ("time/logprobs", "time/credit", "time/update", "time/sync")
 
 @rlsdk.diagnosis("no_score")
 def no_score(history: History, *, window: Count = 5, rollouts: float = 1.0) -> Finding | None:
-    """The reward fails on some answers: they have no score, and the model learns nothing from them.
+    """The workflow or the reward fails for some rollouts: they have no score, and the model learns nothing from them.
 
-    Reads `rollouts/invalid`. A reward that raises for one kind of answer hides that kind from training; `max_invalid`
-    ends a run only if most answers have no score.
+    Reads `rollouts/invalid`. A reward that raises for one kind of answer hides that kind from training, as does an
+    agent or environment that fails on it; `max_invalid` ends a run only if many rollouts of a step have no score.
 
     Args:
         history: Metrics so far.
@@ -28,8 +28,8 @@ def no_score(history: History, *, window: Count = 5, rollouts: float = 1.0) -> F
     if not history.current(invalid, window) or (now := invalid.last(window).mean) < rollouts:
         return None
     return Finding(
-        f"{now:.3g} rollouts per step have no score because the reward failed (limit {rollouts:g})",
-        "read the reason stored with each (`rlsdk rollouts RUN --where 'not valid'`) and fix the reward",
+        f"{now:.3g} rollouts per step have no score because workflow or reward failed (limit {rollouts:g})",
+        "read the reason stored with each (`rlsdk rollouts RUN --where 'not valid'`) and fix workflow or reward",
         metric=invalid.name,
     )
 
