@@ -73,6 +73,16 @@ def state_of(component: Any) -> Any:
         ) from error
 
 
+def restore_state(component: Any, state: Any) -> None:
+    """Give a component that keeps state one that `state_of` has returned.
+
+    Raises:
+        RunError: It cannot use it, such as one of another version of itself.
+    """
+    with naming(component):
+        component.restore(state)
+
+
 def _refused_path(state: Any) -> str:
     """Return the path to the entry that JSON cannot hold, such as `['means'][0]: `; empty for the whole state."""
     entries = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, list | tuple) else ()

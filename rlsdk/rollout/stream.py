@@ -11,7 +11,7 @@ import numpy as np
 from rlsdk.components import calling, see_definition
 from rlsdk.config import TaskSource
 from rlsdk.contracts import KeepsOrder, ReportsMetrics, TaskList, TaskSampler, WeighsSource, memory_of
-from rlsdk.contracts.optional import state_of
+from rlsdk.contracts.optional import restore_state, state_of
 from rlsdk.errors import DataError, RunError
 from rlsdk.plugins import Plugins
 from rlsdk.plurals import counted
@@ -233,9 +233,8 @@ class SampledStream(TaskStream):
             size = len(self)
             self._open[[index for index in then["long"] if index < size]] = False
             np.add.at(self._expected, [index for index in then["busy"] if index < size], 1)
-            own = memory_of(self._sampler)
-            if own is not None and then["state"] is not None:
-                own.restore(then["state"])
+            if memory_of(self._sampler) is not None and then["state"] is not None:
+                restore_state(self._sampler, then["state"])
 
 
 def _is_among(given: object, available: np.ndarray) -> TypeGuard[int]:

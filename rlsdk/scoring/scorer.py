@@ -26,7 +26,7 @@ from rlsdk.contracts import (
     memory_of,
     runs_user_code,
 )
-from rlsdk.contracts.optional import state_of
+from rlsdk.contracts.optional import restore_state, state_of
 from rlsdk.contracts.tasks import failed_together
 from rlsdk.errors import DataError, ScoringError, described
 from rlsdk.loops import UserLoop, contained, is_cancelled
@@ -269,7 +269,7 @@ class Scorer:
         """Restore the state of rewards from `state()`; a reward that it lacks starts without state."""
         for name, memory in self._memories.items():
             if name in state:
-                memory.restore(state[name])
+                restore_state(memory, state[name])
             else:
                 log.warning("the checkpoint holds no state of the reward %s: it starts without state", name)
 

@@ -18,7 +18,7 @@ from rlsdk.batch.arithmetic import adjusted, of_top_entropy
 from rlsdk.components import calling, component_of, needs_of, see_definition, title_of
 from rlsdk.config import Plan
 from rlsdk.contracts import memory_of
-from rlsdk.contracts.optional import state_of
+from rlsdk.contracts.optional import restore_state, state_of
 from rlsdk.errors import RunError
 from rlsdk.fields import FORWARD
 from rlsdk.isolation.threads import awaited, run_to_end
@@ -165,8 +165,8 @@ class CreditAssigner:
         """Restore the state of the components; if the chain has changed, they are matched by name."""
         left = dict(state)
         for i, part in enumerate(self._parts()):
-            memory, name = memory_of(part), title_of(part)
-            if memory is None:
+            name = title_of(part)
+            if memory_of(part) is None:
                 continue
             moved = [key for key in left if key.partition(" ")[2] == name]
             # Earlier versions wrote only the position.
@@ -174,7 +174,7 @@ class CreditAssigner:
             if key is None:
                 log.warning("%s is not in the checkpoint; it starts without state", name)
             else:
-                memory.restore(left.pop(key))
+                restore_state(part, left.pop(key))
 
     def _parts(self) -> list[Any]:
         return [*self._shaping, self._advantage]

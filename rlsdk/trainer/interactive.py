@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from functools import partial, wraps
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -63,7 +64,7 @@ def run_async(work: Coroutine[Any, Any, T], interrupt: Callable[[], object] | No
         return await work
 
     with ThreadPoolExecutor(1) as pool, _sigints() as sigints:
-        running = pool.submit(asyncio.run, cancellable())
+        running = pool.submit(copy_context().run, asyncio.run, cancellable())  # with the watchdog of the run
         while wait([running], timeout=0.1).not_done:
             if sigints.empty():
                 continue

@@ -88,6 +88,10 @@ def test_a_sampler_whose_state_json_cannot_hold_is_reported_with_the_entry() -> 
     sampler.sums = {0: np.float32(0.5)}  # type: ignore[dict-item]
     with pytest.raises(RunError, match=r"Least object .* cannot be saved: \['0'\]: Object of type float32 is not JSON"):
         sampled(sampler).state()
+    kept = sampled(Least()).state()
+    kept["a"]["sampler"]["state"] = {"zero": 0.5}
+    with pytest.raises(RunError, match=r"Least object .* failed: ValueError: invalid literal for int"):
+        sampled(Least()).restore(kept)
 
 
 def test_a_new_source_begins_at_its_start() -> None:

@@ -310,7 +310,7 @@ def test_memory_follows_its_component_in_a_chain_that_has_changed(caplog: pytest
     assert "shaping 'reward_norm' is not in the checkpoint; it starts without state" in caplog.text
 
 
-def test_a_state_that_json_cannot_hold_names_the_component():
+def test_a_state_that_json_or_a_component_cannot_use_names_the_component():
     @rlsdk.advantage("keeps")
     class Keeps:
         """Keeps a tensor."""
@@ -322,8 +322,10 @@ def test_a_state_that_json_cannot_hold_names_the_component():
             return {"mean": torch.zeros(2)}
 
         def restore(self, state):
-            """Do nothing."""
+            self.mean = state["mean"]
 
+    with pytest.raises(RunError, match=r"advantage 'keeps' failed: KeyError: 'mean'"):  # as of an earlier version
+        CreditAssigner([], rlsdk.load("advantage", Keeps)).restore({"0 advantage 'keeps'": {}})
     with pytest.raises(RunError, match=r"the state\(\) of advantage 'keeps' cannot be saved: .*Tensor.*plain JSON"):
         CreditAssigner([], rlsdk.load("advantage", Keeps)).state()
 

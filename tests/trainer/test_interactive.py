@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rlsdk.isolation.watching import CURRENT
 from rlsdk.trainer import Trainer
 from rlsdk.trainer.interactive import run_async
 from tests.trainer.fakes import FakeLearner, ScriptedRollouts, make_plan
@@ -54,6 +55,18 @@ def test_the_last_ctrl_c_cancels_the_work(interrupts: int) -> None:
     with pytest.raises(KeyboardInterrupt):
         in_notebook(lambda: run_async(work(), asked.set if interrupts == 2 else None))
     assert cancelled.is_set() and asked.is_set() == (interrupts == 2)
+
+
+def test_the_watchdog_of_a_cell_watches_the_work_too() -> None:
+    async def work() -> Any:
+        return CURRENT.get()
+
+    watch: Any = object()
+    token = CURRENT.set(watch)
+    try:
+        assert in_notebook(lambda: run_async(work())) is watch
+    finally:
+        CURRENT.reset(token)
 
 
 class Stopped(Trainer):

@@ -46,10 +46,12 @@ def test_a_reward_that_keeps_state_continues_from_it(tmp_path: Path, caplog: pyt
         assert maker.state()["test_local/novel"] == ["1+2"]  # what a checkpoint holds is a copy
 
 
-def test_a_reward_whose_state_json_cannot_hold_is_named_with_the_entry(tmp_path: Path) -> None:
+def test_a_reward_is_named_whose_state_json_cannot_hold_or_that_cannot_use_it(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, reward=Novel)
     with local_maker(plan, ChatTokenizer.of(plan), (), None) as maker:
         maker.restore({"test_local/novel": ["1+2", {3}]})
+        with pytest.raises(RunError, match=r"reward '.*novel' failed: TypeError: 'int' object is not iterable"):
+            maker.restore({"test_local/novel": 3})
         with pytest.raises(RunError, match=r"state\(\) of reward '.*novel' cannot be saved: \[1\]: Object of type set"):
             maker.state()
 
