@@ -98,6 +98,8 @@ def new_field(name: str, needs: Iterable[str]) -> tuple[str, ...]:
     Raises:
         PluginError: The name is taken or invalid, or its producer reads a field that does not exist before the update.
     """
+    if isinstance(marked := getattr(name, "__name__", None), str):  # a mark without brackets
+        raise PluginError(f"@rlsdk.field takes a name; write @rlsdk.field({marked!r}) above {marked}")
     head = f"@rlsdk.field({name!r})"
     if isinstance(needs, str):
         raise PluginError(f"{head}: needs must be a list of names; write needs=({needs!r},)")
@@ -111,6 +113,19 @@ def new_field(name: str, needs: Iterable[str]) -> tuple[str, ...]:
         if field not in fields.FORWARD:
             raise PluginError(f"{head}: {unknown('field', str(field), fields.FORWARD)}")
     return tuple(needs)
+
+
+def check_producer(name: str, function: Any) -> None:
+    """Raise `PluginError` if the function of a new field takes anything but the batch; `_cache={}` is exempt."""
+    signature = inspect.signature(function)
+    variable = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    options = [p for p in list(signature.parameters.values())[1:] if p.kind not in variable and p.name[0] != "_"]
+    if not signature.parameters or options:
+        plain = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+        raise PluginError(
+            f"@rlsdk.field({name!r}): it is called as {name}(batch), but is defined as {inspect.Signature(plain)}; "
+            "a field has no options: read what differs between runs from an environment variable"
+        )
 
 
 def _uncallable(kind: str, obj: Any) -> str:

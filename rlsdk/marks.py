@@ -23,6 +23,7 @@ Needs = Sequence[str | Callable[..., Any]]
 
 
 @named
+@named
 def field(name: str, *, needs: Sequence[str] = (), sample: tuple[float, float] = (-1.0, 1.0)) -> Callable[[T], T]:
     """Declare a field of a batch, one number per response token: `(batch: StepBatch) -> array [t]`, sync or async.
 
@@ -37,6 +38,7 @@ def field(name: str, *, needs: Sequence[str] = (), sample: tuple[float, float] =
     read = calls.new_field(name, needs)
 
     def attach(function: T) -> T:
+        calls.check_producer(name, function)
         made = Field(
             name=name,
             axis="token",

@@ -75,6 +75,33 @@ def test_a_field_that_would_hide_a_method_of_the_inputs_is_refused():
         rlsdk.field("group_mean")
 
 
+def test_a_field_without_a_name_is_told_to_have_one():
+    def lateness(batch): ...
+
+    with pytest.raises(PluginError, match=r"takes a name; write @rlsdk\.field\('lateness'\) above lateness"):
+        rlsdk.field(lateness)
+    with pytest.raises(PluginError, match=r"@rlsdk\.field takes a name"):
+        rlsdk.field()
+
+
+@pytest.mark.parametrize("options", ["*, path", "*, path='a'", "path='a'"])
+def test_a_field_with_options_that_no_config_can_set_is_refused(options):
+    produce = eval(f"lambda batch, {options}: None")
+    with pytest.raises(PluginError, match=r"called as late\(batch\), but is defined as \(batch, .*path.*no options"):
+        rlsdk.field("late")(produce)
+
+
+def test_a_field_that_takes_no_batch_is_refused():
+    with pytest.raises(PluginError, match=r"called as late\(batch\), but is defined as \(\)"):
+        rlsdk.field("late")(lambda: None)
+
+
+def test_a_field_may_have_a_cache_among_its_arguments():
+    def late(batch, *args, _cache={}, **more): ...  # noqa: B006
+
+    assert rlsdk.field("late")(late) is late
+
+
 def test_the_table_and_the_marks_load_no_torch():
     code = "import sys, rlsdk; rlsdk.advantage('x', needs=('entropy',)); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

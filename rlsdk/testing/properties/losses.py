@@ -26,8 +26,8 @@ from rlsdk.testing.subject import LOSSES, Subject, holds
     "micro-batches",
     *LOSSES,
     inputs=ordinary,
-    remedy="let a token's value depend only on its own rollout; a loss that needs the whole batch must declare "
-    "whole_batch=True and read x.whole, where its tokens begin at x.offset",
+    remedy="let a token's value depend only on its own rollout, and divide by no counts, which rlsdk does; a loss that "
+    "needs the whole batch must declare whole_batch=True and read x.whole, where its tokens begin at x.offset",
     after=FIXED,
 )
 def micro_batches(subject: Subject, x: LossInputs) -> None:
