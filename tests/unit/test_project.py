@@ -28,6 +28,7 @@ from rlsdk.components import component_of
 from rlsdk.errors import EXTRAS
 from rlsdk.testing.conformance import Check
 from rlsdk.testing.subject import Subject
+from rlsdk.trainer.changes import HARMLESS
 from tests.unit.documented import commands
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -136,6 +137,12 @@ def test_the_components_of_a_page_that_shows_no_check_pass_theirs(page, tmp_path
     Path("shown.py").write_text(python_in(os.path.normpath(f"docs/howto/{page}.md")))
     ran = CliRunner().invoke(root, ["check", "shown.py"])
     assert ran.exit_code == 0, ran.output
+
+
+@pytest.mark.parametrize("page", ["docs/howto/runs.md", "docs/zh/runs.md"])
+def test_the_page_on_resuming_names_every_setting_that_may_change(page):
+    """Those of single workers and ranks are described in words."""
+    assert [name for name in HARMLESS if "." not in name and f"`{name}`" not in PAGES[page]] == []
 
 
 SCRIPT = re.compile(r"^```\{\.python\}\n(?!--8<--)(.*?)^```", re.DOTALL | re.MULTILINE)
