@@ -12,8 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import rlsdk
+from rlsdk.components import component_of
 from rlsdk.errors import DataError, OptionError
 from rlsdk.rollout.stream import TaskStream
+from rlsdk.sources import files
 from rlsdk.sources.countdown import countdown
 from rlsdk.sources.tables import row, write
 
@@ -290,6 +292,13 @@ def test_wrong_options_are_named(tmp_path):
         load("jsonl", path=path, skip_bad=1.5)
     with pytest.raises(OptionError, match="path"):
         load("jsonl")
+
+
+def test_options_of_rows_are_declared_alike_for_files_and_datasets():
+    parquet, jsonl, hub = (component_of(source).options for source in (files.parquet, files.jsonl, files.hub))
+    assert [option.name for option in hub[:5]] == ["name", "config", "split", "revision", "columns"]
+    assert parquet[2:] == jsonl[2:] == hub[4:]  # name, type, default and help
+    assert parquet[1] == jsonl[1]
 
 
 def test_hub_datasets(tmp_path):
