@@ -392,7 +392,7 @@ def _record(from_mapping: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any
 
 
 def _origin(kind: Any) -> Any:
-    return get_origin(kind)
+    return get_origin(kind)  # as Any: mypy would refuse to compare its type with `Literal` and others
 
 
 def _is_a(kind: Any, base: Any) -> bool:
