@@ -137,7 +137,7 @@ def _uncallable(kind: str, obj: Any) -> str:
             return ""
         method = "__init__" if kind == "optimizer" else "__call__"
         function, name = inspect.getattr_static(obj, method, None), f"{name}.{method}"
-        if function is None or not any(method in vars(base) for base in obj.__mro__):
+        if not any(method in vars(base) for base in obj.__mro__):
             return f"{obj.__name__} has no method {method}({', '.join(('self', *arguments, *supplied))})"
     if not (arguments or supplied) or not inspect.isfunction(function):
         return ""
