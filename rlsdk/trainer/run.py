@@ -185,7 +185,7 @@ def explore(
 
 async def _train(record: RunRecord, found: Layout) -> None:
     """Train in this program, on rollouts from explorers in other programs."""
-    plan, status = record.plan, "failed"
+    plan, status, trainer = record.plan, "failed", None
     explorers = ExplorerRegistry(plan)
     rollouts = RemoteExplorer(plan, explorers, await explorers.meet())
     try:
@@ -199,6 +199,10 @@ async def _train(record: RunRecord, found: Layout) -> None:
             status = record.summary["status"]
         finally:
             learner.stop()
+    except asyncio.CancelledError:
+        if trainer is None or trainer.interrupted:  # by Ctrl-C; otherwise by the watchdog
+            status = "interrupted"
+        raise
     finally:
         await rollouts.shutdown(status)
 

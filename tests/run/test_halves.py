@@ -129,6 +129,14 @@ def test_sigterm_ends_a_half_that_waits_for_the_other(runner: Any, start: Any, h
         assert runner.summary()["status"] == "interrupted"
 
 
+def test_ctrl_c_in_a_trainer_that_starts_interrupts_its_explorer_too(runner: Any, start: Any) -> None:
+    explorer, trainer = start("explore"), start("train")
+    wait_for(lambda: "the explorer is process" in runner.console(), 120, trainer)
+    trainer.send_signal(signal.SIGINT)
+    assert (trainer.wait(120), explorer.wait(60)) == (130, 130), runner.console()
+    assert "the trainer has failed" not in runner.console()
+
+
 def test_what_fails_in_the_explorer_fails_both_and_is_named_by_both(runner: Any, start: Any, tmp_path: Path) -> None:
     lab = tmp_path / "broken_lab.py"
     lab.write_text(BROKEN)
