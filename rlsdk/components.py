@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, ParamSpec, TypeAlias, TypeVar, get_ar
 import attrs
 
 from rlsdk import calls
-from rlsdk.errors import OptionError, PluginError, RlsdkError, RunError, defined_at, described
+from rlsdk.errors import MissingFieldError, OptionError, PluginError, RlsdkError, RunError, defined_at, described
 from rlsdk.fields import Field, declared_by
 from rlsdk.isolation.process_settings import settings_kept, told
 from rlsdk.kinds import SCHEDULED, SUPPLIED, Kind
@@ -311,9 +311,11 @@ def see_definition(part: Any) -> str:
 
 @contextmanager
 def naming(part: Any) -> Iterator[None]:
-    """Name a component in an error that it raises in this block, as a `RunError`; an `RlsdkError` stays as it is."""
+    """Name a component in an error that it raises in this block, as a `RunError`; an `RlsdkError` keeps its type."""
     try:
         yield
+    except MissingFieldError as error:
+        raise error.read_by(title_of(part)) from error
     except RlsdkError:
         raise
     except (Exception, SystemExit) as error:  # `sys.exit` in it would end the run without a word

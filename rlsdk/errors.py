@@ -118,6 +118,11 @@ class ValueFault(RlsdkError, ValueError):
 class MissingFieldError(RlsdkError, AttributeError):
     """A component reads an optional field that it did not declare with `needs`, or that is missing from the batch."""
 
+    def read_by(self, component: str) -> MissingFieldError:
+        """Return the error with the component's name and code line."""
+        place = place_of(self)
+        return MissingFieldError(f"{component}: {self}" + (f" ({place})" if place else ""))
+
 
 class DataError(RlsdkError):
     """A task, or a row of a data file, cannot be used."""

@@ -17,7 +17,7 @@ from rlsdk.batch import LossInputs, Totals, aggregate
 from rlsdk.batch.arithmetic import bounded
 from rlsdk.components import component_of, needs_of, see_definition, warn_of_changes
 from rlsdk.contracts import LossSpec, TrainBatch
-from rlsdk.errors import LearnerError, RlsdkError, described
+from rlsdk.errors import LearnerError, MissingFieldError, RlsdkError, described
 from rlsdk.fields import UPDATE_FIELDS, names
 from rlsdk.head import EntropyMode
 from rlsdk.isolation.process_settings import settings_kept
@@ -312,6 +312,8 @@ def _named(kind: str, part: Any) -> Iterator[str]:
     try:
         with settings_kept() as changes:
             yield name
+    except MissingFieldError as error:
+        raise error.read_by(name) from error
     except (RlsdkError, torch.OutOfMemoryError):
         raise
     except (Exception, SystemExit) as error:  # `sys.exit` in it would end the rank without a word

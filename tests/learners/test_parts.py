@@ -374,7 +374,9 @@ class TestObjective:
     def test_a_component_reads_what_it_declared(self, make_batch: Make) -> None:
         batch = make_batch(4)
         objective = bind(reads_too_much)
-        with pytest.raises(MissingFieldError, match="ref_logprobs was not computed"):
+        with pytest.raises(
+            MissingFieldError, match=r"^policy_loss .*: .*ref_logprobs was not computed.*py, line \d+\)$"
+        ):
             objective(
                 objective.inputs(batch, logprobs_of(batch), None, moment(batch)),
                 moment(batch).totals,

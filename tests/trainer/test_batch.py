@@ -187,7 +187,9 @@ def test_an_advantage_sees_only_what_it_declared() -> None:
         return x.values
 
     values = {"values": np.array([0.25, 0.75], np.float32)}
-    with pytest.raises(AttributeError, match=r"values was not computed.*needs=\('values',\)"):
+    with pytest.raises(
+        AttributeError, match=r"^advantage 'peeks': .*values was not computed.*needs=\('values',\).*py, line \d+\)$"
+    ):
         CreditAssigner([], rlsdk.load("advantage", peeks)).assign(packed.with_fields(**values))
     batch = CreditAssigner([], rlsdk.load("advantage", declares)).assign(packed.with_fields(**values)).arrays
     assert batch.tokens["advantages"].tolist() == [0.25, 0.75]
