@@ -678,6 +678,22 @@ def test_a_reward_that_refuses_tasks_is_given_one(is_async):
     assert Check(Subject(component, tasks=(task,))).finding("any-text").outcome == "passed"
 
 
+def test_a_reward_without_a_valid_score_does_not_pass():
+    @rlsdk.reward("silent")
+    def silent(rollout):
+        """Scores nothing."""
+        return rlsdk.Score.invalid("it returned '1.0'; expected a number")
+
+    from rlsdk.testing.conformance import Check
+    from rlsdk.testing.subject import Subject
+
+    component = rlsdk.components.component_of(silent)
+    unscored = Check(Subject(component)).finding("scores")
+    assert unscored.outcome == "skipped" and "(it returned '1.0'; expected a number)" in unscored.reason
+    task = rlsdk.Task("t", "?", answer="1")  # the user's own: one of the answers should have a score
+    assert Check(Subject(component, tasks=(task,))).finding("scores").outcome == "failed"
+
+
 # --- contracts
 
 

@@ -60,31 +60,39 @@ def _score(answer: Any) -> Score:
     return score
 
 
-def scorable(subject: Subject) -> Task:
-    """Return the first sample task that the reward can score.
+def scorable(subject: Subject) -> tuple[Task, str]:
+    """Return the first sample task that the reward can score; and why not, if it gave no task a valid score.
 
     Raises:
         NotApplicable: The reward rejects the answers of all tasks.
         Violated: The reward raises on all tasks for other reasons.
     """
     failed: list[Violated] = []
+    unscored: tuple[Task, str] | None = None
     for task in (*subject.tasks, *samples.TASKS):
         try:
-            score(subject, [samples.rollout(task, response) for response in samples.RESPONSES])
+            found = score(subject, [samples.rollout(task, response) for response in samples.RESPONSES])
         except Violated as error:
             if error.sort == "late":  # the other tasks would take as long
                 raise
             failed.append(error)
         else:
-            return task
+            if any(each.valid for each in found):
+                return task, ""
+            unscored = unscored or (task, found[0].reason)
+    if unscored:
+        return unscored
     others = [error for error in failed if not isinstance(error.__cause__, DataError)]
     if len(others) == len(failed):
         raise others[0]
-    raise NotApplicable(f'no sample task suits it ({failed[0].got}); give one: --task \'{{"prompt": …, "answer": …}}\'')
+    raise NotApplicable(f"no sample task suits it ({failed[0].got}); {_GIVE_ONE}")
+
+
+_GIVE_ONE = """give one: --task '{"prompt": …, "answer": …}'"""
 
 
 def _responses(subject: Subject) -> list[Case[Any]]:
-    task = scorable(subject)
+    task, _ = scorable(subject)
     return [Case("a response", samples.rollout(task, response)) for response in samples.RESPONSES]
 
 
@@ -97,7 +105,11 @@ def _responses(subject: Subject) -> list[Case[Any]]:
 )
 def scores(subject: Subject, _: Rollout) -> None:
     """It returns a finite number or a Score for a response to a task that it can score."""
-    scorable(subject)
+    task, why = scorable(subject)
+    if why and task in subject.tasks:
+        raise Violated("value", f"a valid score of one of {len(samples.RESPONSES)} responses to task {task.id!r}", why)
+    if why:
+        raise NotApplicable(f"no response to a sample task got a valid score ({why}); {_GIVE_ONE}")
 
 
 @holds(
@@ -116,7 +128,7 @@ def same_score(subject: Subject, rollout: Rollout) -> None:
 
 
 def _hostile(subject: Subject) -> list[Case[Any]]:
-    task = scorable(subject)
+    task, _ = scorable(subject)
     return [Case(title, samples.rollout(task, response)) for title, response in samples.HOSTILE]
 
 
@@ -135,7 +147,7 @@ def any_text(subject: Subject, rollout: Rollout) -> None:
 
 
 def _many(subject: Subject) -> list[Case[Any]]:
-    task = scorable(subject)
+    task, _ = scorable(subject)
     return [Case("responses", [samples.rollout(task, response) for response in samples.RESPONSES])]
 
 
