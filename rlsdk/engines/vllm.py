@@ -126,8 +126,7 @@ class Vllm(VllmOptions):
             from rlsdk.engines.vllm_worker import unname_shared_memory
 
             self._llm.collective_rpc("rlsdk_unname_shared_memory")
-            # vLLM has hidden this process's objects from the garbage collector, in which the workers look for theirs.
-            unname_shared_memory([self._llm.model_executor.rpc_broadcast_mq.buffer])
+            unname_shared_memory()
         self._llm.set_weight_version("0")
         if self._adapter is not None:
             vllm_options.load_blank_adapter(self._llm)

@@ -18,20 +18,22 @@ from rlsdk.weights import from_weights
 logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
 
 
-def unname_shared_memory(objects: Iterable[Any]) -> None:
+def unname_shared_memory() -> None:
     """Delete the names of the memory in /dev/shm that vLLM's processes share, once all of them have opened it.
 
     vLLM deletes them when its processes end by themselves; those of a killed engine would stay, with their memory.
-
-    Args:
-        objects: Objects of this process, vLLM's ring buffers among them.
     """
     from vllm.distributed.device_communicators.shm_broadcast import ShmRingBuffer
 
-    for each in objects:
+    frozen = gc.get_freeze_count() > 0
+    if frozen:  # vLLM has hidden its objects from `gc.get_objects`: in the scheduler's process, and in workers on GPUs
+        gc.unfreeze()
+    for each in gc.get_objects():
         if type(each) is ShmRingBuffer and each.is_creator:
             each.shared_memory.unlink()
             each.is_creator = False  # or vLLM would delete it again
+    if frozen:
+        gc.freeze()
     for line in Path("/proc/self/maps").read_text().splitlines():
         path = Path(line.split(maxsplit=5)[-1])
         if path.match("/dev/shm/vllm_dist_*"):  # of the workers' reductions on the CPU
@@ -145,7 +147,7 @@ class WorkerExtension:
 
     def rlsdk_unname_shared_memory(self) -> None:
         """Delete the names of this worker's shared memory."""
-        unname_shared_memory(gc.get_objects())
+        unname_shared_memory()
 
     def rlsdk_seed(self, seed: int) -> None:
         """Seed the generators that sample for requests without a seed.

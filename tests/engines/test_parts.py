@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
@@ -29,7 +30,7 @@ from rlsdk.engines.transformers import Transformers
 from rlsdk.engines.vllm import Vllm
 from rlsdk.engines.vllm_model import parallel_faults
 from rlsdk.engines.vllm_options import engine_arguments
-from rlsdk.engines.vllm_worker import read_shared, shared
+from rlsdk.engines.vllm_worker import read_shared, shared, unname_shared_memory
 from rlsdk.errors import EngineError, OptionError
 from rlsdk.seeds import mix
 
@@ -465,3 +466,20 @@ def test_a_sleeping_engine_gives_its_gpus_memory_back(tmp_path: Path, monkeypatc
     engine.sleep()
     assert held == [[None, None]]
     engine.stop()
+
+
+def test_shared_memory_of_frozen_objects_loses_its_name() -> None:
+    """vLLM's workers on GPUs freeze their objects once they are warm; those on CPUs do not."""
+    from vllm.distributed.device_communicators.shm_broadcast import ShmRingBuffer
+    from vllm.utils.gc_utils import freeze_gc_heap
+
+    buffer = ShmRingBuffer(1, 64, 1)
+    path = Path("/dev/shm", buffer.shared_memory.name)
+    assert path.exists()
+    freeze_gc_heap()
+    try:
+        unname_shared_memory()
+        assert not path.exists()
+        assert gc.get_freeze_count()
+    finally:
+        gc.unfreeze()
