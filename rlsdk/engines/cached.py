@@ -61,6 +61,9 @@ class CachedModel:
         )
         if model.head_dtype == "float32":
             net.set_output_embeddings(ExactHead(net.get_output_embeddings()))
+        if place.device == "cuda":
+            # Torch prefers cuDNN's attention on an H100, which is compiled again for every length.
+            torch.backends.cuda.enable_cudnn_sdp(False)
         self.net: Any = net.to(place.device).eval().requires_grad_(False)
         self._routers = Routers(self.net)
         config = self.net.config.get_text_config()

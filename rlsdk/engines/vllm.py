@@ -103,6 +103,9 @@ class Vllm(VllmOptions):
 
         from rlsdk.engines.lazy_zeros import LazyZeros
 
+        if place.device == "cuda" and model.dtype == "float32":
+            # In TF32, Triton's default, vLLM's attention is off by more than the canary tolerates.
+            os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
         self._model, self._place = model, place
         self._tokenizer = open_tokenizer(model)
         self._ends = end_ids(model, self._tokenizer)

@@ -146,6 +146,8 @@ class TransformersLearner(LearnerOptions):
             import torch
 
             self._clock.synchronize = torch.cuda.synchronize
+            # Torch prefers cuDNN's attention on an H100, which is compiled again for every length of a rollout.
+            torch.backends.cuda.enable_cudnn_sdp(False)
         self._ranks = Ranks.join(place.rank, place.world_size, place.device, place.master)
         tokens = self._tokens(roles, place)  # before anything is loaded
         self.connect(place.device)

@@ -105,9 +105,11 @@ class DeepSpeedLearner(DeepSpeedOptions, TransformersLearner):
 def _import_deepspeed() -> None:
     """Import DeepSpeed for the first time in this process, without slow parts that rlsdk does not use.
 
-    Its shared-memory collectives, for inference, take 22 s to compile. Its autotuner imports MLflow if installed, which
-    takes over a second.
+    Its shared-memory collectives, for inference on CPUs, take 22 s to compile. Its autotuner imports MLflow if
+    installed, which takes over a second.
     """
     with hidden("mlflow"):
         import deepspeed.ops
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # On GPUs, the table tries all extensions, and warns about each without CUDA's compiler, which none used here needs.
+    if deepspeed.accelerator.get_accelerator().device_name() == "cpu":
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

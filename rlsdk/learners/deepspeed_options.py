@@ -206,12 +206,11 @@ class _TrainedBytes:
         # Its state, such as two moments, and, with ZeRO, a copy of the weights in float32.
         optimizer = int(share * (options.state_bytes + (4 if stage else 0)))
         on_host = cuda and options.offload != "none"
-        kept = 4 * (trained if narrow else share if stage == 3 else 0)  # other gradients are freed after each step
         return cls(
             weights=every * width // (ranks if stage == 3 else 1) + gathered,
             gradients=gradients,
             optimizer=optimizer,
-            asleep=0 if on_host else optimizer + kept,
+            asleep=0 if on_host else optimizer,  # gradients are zeros by then
             step=4 * share if buckets == 2 else 0,
             buffers=BUCKET_ELEMENTS * 4 * buckets,
             weights_on_host=cuda and options.offload == "all",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import attrs
@@ -14,6 +15,11 @@ from rlsdk.contracts import ActorSpec
 
 _PATIENCE = 60.0
 """Seconds to wait for rank 0 to listen, before torch tries and reports the failure."""
+_MEETING = timedelta(minutes=10)
+"""Time for all ranks to connect."""
+_WAITING = timedelta(hours=6)
+"""Time that ranks wait for each other in a collective, such as for rank 0, which writes the exported model. By default,
+NCCL ends the process after 10 minutes. Ranks that die or do nothing are noticed earlier, by Ray and the watchdog."""
 
 
 @attrs.frozen
@@ -40,11 +46,9 @@ class Ranks:
             backend = "nccl" if device == "cuda" else "gloo"
             if rank > 0:
                 await_listener(master)
-            # A single rank has no peers: an in-process store needs no port.
-            host, _, port = master.rpartition(":")
-            url = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{master}"  # of IPv6
-            alone = {"store": dist.HashStore()} if world == 1 else {"init_method": url}  # type: ignore[attr-defined]
-            dist.init_process_group(backend, rank=rank, world_size=world, **alone)
+            dist.init_process_group(
+                backend, rank=rank, world_size=world, store=_store(rank, world, master), timeout=_WAITING
+            )
         return cls(rank, world, device)
 
     def all_reduce_max(self, counts: Sequence[int]) -> list[int]:
@@ -67,6 +71,17 @@ class Ranks:
         held: list[Any] = [None] * self.world
         dist.all_gather_object(held, value)
         return held
+
+
+def _store(rank: int, world: int, master: str) -> Any:
+    """Return the store through which the ranks find each other; a single one needs no port."""
+    import torch.distributed as dist
+
+    stores: Any = dist  # torch exports them without declaring so
+    if world == 1:
+        return stores.HashStore()
+    host, _, port = master.rpartition(":")
+    return stores.TCPStore(host, int(port), world, rank == 0, timeout=_MEETING)
 
 
 def await_listener(address: str) -> None:

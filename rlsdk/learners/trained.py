@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
+import numpy as np
 
 from rlsdk.errors import LearnerError
 
@@ -298,7 +299,7 @@ class _Span:
 
 
 class OffloadedTensors:
-    """Tensors in host memory whose device memory is free.
+    """Tensors in host memory whose device memory is free; zeros, such as gradients after a step, take no memory there.
 
     They can be read meanwhile, for example for a checkpoint. Views of them cannot be read; after `restore`, the tensors
     have their old storage again, so views are valid again as well.
@@ -311,26 +312,37 @@ class OffloadedTensors:
             tensors: Tensors on one device. Those that share their storage with others, or are in a mapped file, stay
                 where they are.
         """
-        self._held: list[tuple[Tensor, Tensor, int]] = []
+        self._held: list[tuple[Tensor, Tensor, int, bool]] = []
         for tensor in tensors:
             storage = tensor.untyped_storage()
             size = storage.nbytes()
             if not size or tensor.numel() * tensor.element_size() != size or not storage.resizable():
                 continue
             on_device = tensor.detach()  # shares the storage, and keeps it
-            tensor.data = tensor.detach().to("cpu", copy=True)
+            empty = not on_device.any()
+            tensor.data = _lazy_zeros(on_device) if empty else on_device.to("cpu", copy=True)
             storage.resize_(0)
-            self._held.append((tensor, on_device, size))
+            self._held.append((tensor, on_device, size, empty))
 
     @property
     def nbytes(self) -> int:
         """Bytes of device memory that are free."""
-        return sum(size for _, _, size in self._held)
+        return sum(size for _, _, size, _ in self._held)
 
     def restore(self) -> None:
         """Copy the tensors back into their storage."""
         while self._held:
-            tensor, on_device, size = self._held.pop()
+            tensor, on_device, size, empty = self._held.pop()
             on_device.untyped_storage().resize_(size)
-            on_device.copy_(tensor.detach())
+            if empty:
+                on_device.zero_()
+            else:
+                on_device.copy_(tensor.detach())
             tensor.data = on_device
+
+
+def _lazy_zeros(like: Tensor) -> Tensor:
+    """Return zeros in host memory, whose pages the system provides only when they are read."""
+    import torch
+
+    return torch.from_numpy(np.zeros(like.nbytes, np.uint8)).view(like.dtype).view(like.shape)

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import attrs
 import numpy as np
@@ -347,6 +348,18 @@ def test_vllm_refuses_a_process_without_its_variables(monkeypatch: pytest.Monkey
     monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
     with pytest.raises(EngineError, match=r"VLLM_\w+ is None, but must be '.*environment\(place\)"):
         Vllm().start(MODEL, CPU)
+
+
+@pytest.mark.parametrize(("dtype", "precision"), [("float32", "ieee"), ("bfloat16", None)])
+def test_vllm_attends_in_float32_to_float32_on_a_gpu(
+    dtype: Any, precision: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_F32_DEFAULT", raising=False)
+    empty = Model(path=str(tmp_path), dtype=dtype)
+    with patch.dict(os.environ, Vllm().environment(GPU)):
+        with pytest.raises((OSError, ValueError)):
+            Vllm().start(empty, GPU)
+        assert os.environ.get("TRITON_F32_DEFAULT") == precision
 
 
 def test_shapes_of_a_checkpoint(model: Model, tmp_path: Path) -> None:

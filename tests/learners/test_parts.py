@@ -645,6 +645,24 @@ class TestPhaseTimer:
             assert learner._clock.synchronize is waits
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_learner_on_a_gpu_does_without_attention_that_is_compiled_for_each_length(
+    device: Any, tied: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any) -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr(Ranks, "join", stop)
+    place = ActorSpec(role="learner", device=device)
+    torch.backends.cuda.enable_cudnn_sdp(True)  # other tests may have started such a learner
+    try:
+        with patch.dict(os.environ), pytest.raises(InterruptedError):
+            load("learner", "deepspeed").start(Roles(actor=tied), LossSpec(policy_loss=None), place, 1)
+        assert torch.backends.cuda.cudnn_sdp_enabled() == (device == "cpu")
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+
+
 class TestShards:
     def write(self, folder: Path) -> None:
         (folder / "actor").mkdir(parents=True)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -36,6 +39,38 @@ def test_a_rank_leaves_it_to_torch_to_report_that_nothing_listens(monkeypatch: p
 
 def _greatest(rank: int, master: str) -> list[int]:
     return ranks.Ranks.join(rank, 2, "cpu", master).all_reduce_max([rank])
+
+
+def _patience() -> float:
+    import torch
+    import torch.distributed as dist
+
+    ranks.Ranks.join(0, 1, "cpu", "")
+    group: object = dist.group.WORLD
+    return float(group._get_backend(torch.device("cpu")).options._timeout.total_seconds())  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+def test_ranks_wait_for_one_that_writes_for_hours() -> None:
+    """By default, NCCL ends a process whose collective takes 10 minutes."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(_patience) >= 3600
+
+
+_DEEPSPEED = """
+from rlsdk.learners.deepspeed import DeepSpeedLearner
+DeepSpeedLearner().preload()
+import deepspeed.ops
+print("__compatible_ops__" in vars(deepspeed.ops))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("device", "tried"), [("cpu", "True"), ("cuda", "False")])
+def test_deepspeed_does_not_try_its_extensions_on_a_gpu(device: str, tried: str) -> None:
+    variables = {**os.environ, "DS_ACCELERATOR": device}
+    ran = subprocess.run([sys.executable, "-c", _DEEPSPEED], capture_output=True, text=True, env=variables, check=True)
+    assert ran.stdout.splitlines()[-1] == tried
 
 
 @needs_ipv6

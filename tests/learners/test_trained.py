@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import torch
 
 from rlsdk.learners.trained import OffloadedTensors
@@ -26,3 +29,18 @@ def test_tensors_that_share_their_storage_stay() -> None:
     part = whole[:10]
     assert OffloadedTensors([part]).nbytes == 0
     assert part.data_ptr() == whole.data_ptr()
+
+
+def test_zeros_take_no_host_memory_and_return_as_zeros() -> None:
+    def held() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    zeros = torch.nn.Parameter(torch.zeros(2**14, 2**12, dtype=torch.bfloat16))
+    view, before = zeros.detach()[3:], held()
+    offloaded = OffloadedTensors([zeros])
+    assert offloaded.nbytes == 2**27
+    assert held() < before - 2**26  # the parameter's memory is free, and no other is used
+    assert (zeros.shape, zeros.dtype, zeros.is_contiguous()) == ((2**14, 2**12), torch.bfloat16, True)
+    assert not zeros.any()
+    offloaded.restore()
+    assert not zeros.any() and view.data_ptr() == zeros[3].data_ptr()
