@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
 import socket
 import threading
 import time
@@ -29,6 +31,8 @@ CONNECT_SECONDS = 3.0
 """Time limit of a connection."""
 IDLE_SHARE = 0.02
 """Share of a core below which a process or thread counts as idle: Ray's own threads use a little all the time."""
+NETWORK_SECONDS = 60.0
+"""Seconds for which the network may not reach the machine of the GCS: a switch that restarts should not end a run."""
 
 
 @attrs.define(eq=False)
@@ -269,16 +273,31 @@ class GcsAddress:
     """Address at which a cluster's GCS (its control service) accepts connections."""
 
     def __init__(self, address: str) -> None:
-        self._address, self._looked, self._refused = address, float("-inf"), 0
+        self._address, self._looked = address, float("-inf")
+        self._failing: tuple[bool, float] | None = None  # whether connections are refused, and since when they fail
 
     def lost(self, now: float) -> str:
-        """Return why the address no longer accepts connections; empty if it does, or was checked recently."""
+        """Return why the GCS is lost; empty if it is not, or if the address was checked recently.
+
+        If its machine refuses connections, it has died, and two checks suffice. If the network does not reach its
+        machine, both may be working.
+        """
         if now - self._looked < EVERY_SECONDS:
             return ""
         self._looked = now
         why = unreachable(self._address, CONNECT_SECONDS)
-        self._refused = self._refused + 1 if why else 0
-        return f"Ray's GCS at {self._address} is lost: {why}" if self._refused >= 2 else ""
+        refused = why == os.strerror(errno.ECONNREFUSED)
+        before, since = self._failing or (None, now)
+        if not why:
+            self._failing = None
+            if before is not None:
+                log.warning("Ray's GCS at %s answers again, after %.0f s", self._address, now - since)
+            return ""
+        limit = EVERY_SECONDS if refused else NETWORK_SECONDS
+        if before is not refused:
+            self._failing, since = (refused, now), now
+            log.warning("Ray's GCS at %s: %s; the run ends if this lasts %.0f s", self._address, why, limit)
+        return f"Ray's GCS at {self._address} is lost: {why}" if now - since >= limit else ""
 
 
 def unreachable(address: str, seconds: float) -> str:

@@ -120,7 +120,8 @@ async def restart_engine(
         seats = list(found.engines)
         seats[rank] = await until_ready(rank, present_seat(seats[rank]), needs)
         found = attrs.evolve(found, engines=tuple(seats))
-    engine, ready = start_engine(plan, found, adapter, rank, incarnation)
+    # Ray waits for its GCS to register a name, for a minute if the network is down.
+    engine, ready = await asyncio.to_thread(start_engine, plan, found, adapter, rank, incarnation)
     return engine, until_ready(rank, ready, needs)
 
 

@@ -6,12 +6,14 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import attrs
 import psutil
 import pytest
 
+from rlsdk.cluster import health
 from rlsdk.cluster.actors import last_words
 from rlsdk.cluster.address import RayAddress
 from rlsdk.cluster.health import GcsAddress, Prober, WatchedLoop, unreachable
@@ -531,6 +534,36 @@ def test_a_gcs_that_takes_no_connections_is_lost_at_the_second_look() -> None:
     assert gcs.lost(0.0) == "" and gcs.lost(1.0) == ""
     assert gcs.lost(6.0) == "Ray's GCS at 127.0.0.1:1 is lost: Connection refused"
     assert unreachable("127.0.0.1:1", 1.0)
+
+
+def test_a_network_that_does_not_reach_the_gcs_may_recover_within_a_minute(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(health, "CONNECT_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0), backlog=1) as server, ExitStack() as stack:
+        address = server.getsockname()
+
+        def drop_packets() -> None:
+            """Fill the queue of connections: Linux ignores others until they are accepted."""
+            for _ in range(4):
+                client = stack.enter_context(socket.socket())
+                client.setblocking(False)
+                client.connect_ex(address)
+
+        gcs = GcsAddress(f"127.0.0.1:{address[1]}")
+        drop_packets()
+        assert [gcs.lost(now) for now in (0.0, 10.0, 59.0)] == ["", "", ""]
+        server.settimeout(2.0)
+        with suppress(TimeoutError):
+            while True:
+                stack.enter_context(server.accept()[0])
+        assert gcs.lost(64.0) == ""
+        drop_packets()
+        assert [gcs.lost(now) for now in (70.0, 129.0)] == ["", ""]
+        assert gcs.lost(134.0) == f"Ray's GCS at 127.0.0.1:{address[1]} is lost: timed out"
+    said = [record.getMessage().partition(": ")[2] for record in caplog.records]
+    assert said == ["timed out; the run ends if this lasts 60 s", "", "timed out; the run ends if this lasts 60 s"]
+    assert "answers again, after 64 s" in caplog.text
 
 
 LOCK = """
