@@ -14,6 +14,7 @@ folder=$(mktemp -d "$HOME/.rlsdk-job-$SLURM_JOB_ID-XXXXXX")
 python -c 'import secrets; print(secrets.token_hex(32))' > "$folder/token"
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$folder/token"
 export RAY_worker_niceness=0 RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO=0 RAY_USAGE_STATS_ENABLED=0
+export RAY_grpc_keepalive_timeout_ms=60000 RAY_grpc_client_keepalive_time_ms=60000
 
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 address="${nodes[0]}:${RAY_PORT:-$((20000 + SLURM_JOB_ID % 10000))}"

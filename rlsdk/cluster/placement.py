@@ -180,6 +180,9 @@ VARIABLES: Mapping[str, str] = {
     # Avoid two idle workers that are never used, since a run's workers have their own environments.
     "RAY_enable_worker_prestart": "0",
     "RAY_prestart_worker_first_driver": "0",
+    # By default, connections break if the network fails for 20 s, and one of their ends learns it minutes later.
+    "RAY_grpc_keepalive_timeout_ms": "60000",
+    "RAY_grpc_client_keepalive_time_ms": "60000",
     "RAY_gcs_rpc_server_reconnect_timeout_s": "900",  # with Ray's default of 60, a run could end while it saves
 }
 """Environment variables for Ray, unless they are already set."""
