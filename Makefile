@@ -95,7 +95,7 @@ faults: $(STAMP)  ## make a training fail in every way of the fault matrix (CELL
 models: $(STAMP)  ## try tiny models of many architectures on both engines (MODELS=qwen3-moe,…: these); write docs/models_measured.md; half an hour
 	@$(BIN)/python tools/architectures.py $(MODELS)
 
-memory: $(STAMP)  ## watch the memory of every process over 2,000 steps; write docs/memory.md; a quarter of an hour
+memory: $(STAMP)  ## watch the memory of every process over 8,000 steps; write docs/memory.md; a quarter of an hour
 	@$(BIN)/python tools/memory.py
 
 bench: $(STAMP)  ## against TRL, overhead, estimators, the head; write docs/benchmarks/ and its page; nothing else may run

@@ -1,6 +1,6 @@
 """Train many cheap steps, sample the memory of every process, and write its growth to `docs/memory.md`.
 
-    python tools/memory.py                # two thousand steps
+    python tools/memory.py                # eight thousand steps
     python tools/memory.py --steps 400    # fewer
 
 It is one asynchronous run of the small model with environments, in `runs/memory`. The exit status is 1 if the memory
@@ -32,7 +32,7 @@ from curves import ROOT, git
 from soak import CONFIG
 
 PAGE = ROOT / "docs" / "memory.md"
-WARM_UP = 0.3
+WARM_UP = 0.5
 """Share of the steps to ignore, in which caches fill and allocators reach their size."""
 BLOCKS = 12
 """Number of blocks to whose means the line is fitted, since neighbouring samples are not independent."""
@@ -45,8 +45,8 @@ SECONDS = 1.0
 HEAD = """# Memory over many steps
 
 `make memory` trains the small model (`examples/models/countdown-nano`) in environments, with rollouts up to two batches
-ahead and a checkpoint every hundred steps. Once a second it samples each process's private memory (USS). The first 30 %
-of the steps are a warm-up and are ignored. The rest is averaged in twelve blocks, and a line is fitted to their means:
+ahead and a checkpoint every hundred steps. Once a second it samples each process's private memory (USS). The first half
+of the steps is a warm-up and is ignored. The rest is averaged in twelve blocks, and a line is fitted to their means:
 *slope* is the growth per step, with a 95 % confidence interval. A process *grows* if the whole interval lies above 1
 KiB per step, which is 1 GiB in a million steps.
 """
@@ -200,7 +200,7 @@ def lines(watch: Watch) -> Iterator[str]:
 def main() -> int:
     """Train, then write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=8000)
     parser.add_argument("--minutes", type=float, default=240.0, help="end the run after this many minutes")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "memory")
     asked = parser.parse_args()

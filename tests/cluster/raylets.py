@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,8 @@ class Raylets:
         environment: Variables of a shell on one of its machines, without `RAY_AUTH_MODE`.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.address = f"127.0.0.1:{_free_port()}"
+    def __init__(self, folder: Path, address: str = "") -> None:
+        self.address = address or f"127.0.0.1:{_free_port()}"
         gone = {"RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
         self.environment = {name: value for name, value in os.environ.items() if name not in gone} | {
             "HOME": str(folder / "home"),
@@ -51,9 +51,15 @@ class Raylets:
         )
         self.token = made.stdout.strip()
 
-    def start(self, *arguments: str, resources: dict[str, float] | None = None, **environment: str) -> None:
-        """Run `ray start --block`, and wait until the cluster counts one node more."""
-        command = [RAY, "start", "--block", "--resources", json.dumps(resources or {}), *arguments]
+    def start(
+        self,
+        *arguments: str,
+        resources: dict[str, float] | None = None,
+        inside: Sequence[str] = (),
+        **environment: str,
+    ) -> None:
+        """Run `ray start --block`, by a command such as `nsenter` if given, and wait until the cluster has the node."""
+        command = [*inside, RAY, "start", "--block", "--resources", json.dumps(resources or {}), *arguments]
         for _ in range(ATTEMPTS):
             with self._log.open("w") as log:
                 process = subprocess.Popen(
@@ -67,11 +73,11 @@ class Raylets:
             self._kill(self._started.pop())
         raise AssertionError(f"not started in {ATTEMPTS} attempts: {self._log.read_text()[-3000:]}")
 
-    def head(self, *arguments: str, resources: dict[str, float] | None = None, **environment: str) -> None:
+    def head(self, *arguments: str, **given: Any) -> None:
         """Start the first node, without a word about tokens: Ray finds one, and requires it."""
         port = self.address.rpartition(":")[2]
         alone = ["--head", "--port", port, "--num-cpus", "2", "--include-dashboard", "false"]
-        self.start(*alone, *arguments, resources=resources, **environment)
+        self.start(*alone, *arguments, **given)
 
     def join(self, resources: dict[str, float] | None = None, **environment: str) -> None:
         """Start another node, as docs/howto/cluster.md says."""
@@ -95,9 +101,9 @@ class Raylets:
 
 
 @contextmanager
-def raylets(folder: Path) -> Iterator[Raylets]:
+def raylets(folder: Path, address: str = "") -> Iterator[Raylets]:
     """Nodes that end with the block; their folder has a short name, as paths of sockets must."""
-    cluster = Raylets(folder)
+    cluster = Raylets(folder, address)
     try:
         yield cluster
     finally:
