@@ -409,18 +409,24 @@ def test_a_full_disk_under_the_copy_of_the_database_ends_no_run(
     assert found["uploaded"] == [2] and not found["warning"]
 
 
-def test_checkpoints_that_come_faster_than_uploads_are_left_out_and_are_not_deleted_under_an_upload(
-    plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, memory: str
-) -> None:
-    upload, go_on, began = RemoteFolder.upload, threading.Event(), threading.Event()
+def held_uploads(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Make uploads of the first checkpoint wait; return an event that tells of them, and one that lets them go on."""
+    upload, began, go_on = RemoteFolder.upload, threading.Event(), threading.Event()
 
-    def slow(self: RemoteFolder, file: Path, name: str, moved: Any = None) -> None:
+    def held(self: RemoteFolder, file: Path, name: str, moved: Any = None) -> None:
         if name.startswith("checkpoints/step-1/"):
             began.set()
             assert go_on.wait(120)
         upload(self, file, name, moved)
 
-    monkeypatch.setattr(RemoteFolder, "upload", slow)
+    monkeypatch.setattr(RemoteFolder, "upload", held)
+    return began, go_on
+
+
+def test_checkpoints_that_come_faster_than_uploads_are_left_out_and_are_not_deleted_under_an_upload(
+    plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, memory: str
+) -> None:
+    began, go_on = held_uploads(monkeypatch)
     checked = plan(memory, "checkpoint.keep=1")
     with mirrored(checked, resume=False, overwrite=False) as mirror:
         assert mirror is not None
@@ -564,15 +570,7 @@ def test_whoever_lost_the_remote_folder_uploads_nothing_more(plan: Callable[...,
 def test_a_snapshot_that_waits_when_the_remote_folder_is_lost_is_deleted(
     plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, memory: str
 ) -> None:
-    upload, go_on, began = RemoteFolder.upload, threading.Event(), threading.Event()
-
-    def slow(self: RemoteFolder, file: Path, name: str, moved: Any = None) -> None:
-        if name.startswith("checkpoints/"):
-            began.set()
-            assert go_on.wait(120)
-        upload(self, file, name, moved)
-
-    monkeypatch.setattr(RemoteFolder, "upload", slow)
+    began, go_on = held_uploads(monkeypatch)
     checked = plan(memory)
     with mirrored(checked, resume=False, overwrite=False) as mirror:
         assert mirror is not None
