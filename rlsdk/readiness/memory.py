@@ -129,7 +129,8 @@ def estimate_memory(
         return MemoryEstimate(unknown=(f"memory is not estimated: {why}",))
     try:
         found.learner()
-    except (OSError, ValueError, LearnerError) as error:  # a model cannot be trained, or its config cannot be read
+    # A model cannot be trained, its config cannot be read, or it needs the values of tensors that are fake here.
+    except (OSError, ValueError, LearnerError, RuntimeError) as error:
         return MemoryEstimate(unknown=(f"memory is not estimated: {first_line(error)}",))
     if plan.needs_engine:
         found.engines(net)

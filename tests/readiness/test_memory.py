@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import architectures
@@ -375,6 +376,17 @@ def test_a_reward_model_is_named_as_not_estimated(tmp_path: Path):
     assert said in " ".join(ran.stdout.split()), ran.output
     as_json = CliRunner().invoke(root, ["explain", str(NANO.parents[1] / "quickstart.yaml"), reward, "--json"])
     assert json.loads(as_json.stdout)["memory_unknown"] == [said]
+
+
+def test_a_model_whose_code_needs_the_values_of_tensors_is_explained_without_an_estimate(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    forward = LlamaMLP.forward
+    monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: forward(self, x) if x.sum().item() else x)
+    ran = CliRunner().invoke(root, ["explain", str(NANO.parents[1] / "quickstart.yaml"), "--json"])
+    assert ran.exit_code == 0, ran.output
+    [said] = json.loads(ran.stdout)["memory_unknown"]
+    assert said.startswith("memory is not estimated: aten._local_scalar_dense")
 
 
 @pytest.mark.parametrize("example", ["quickstart", "calculator_nano", "dialogue_nano"])
