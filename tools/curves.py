@@ -63,6 +63,9 @@ Batches, learning rate and schedule are tuned for GRPO, and KL terms are off, as
 that each algorithm learns, not which one is best**. Accuracy is measured on 1,000 held-out tasks; its standard error is
 at most 1.6 points, and chance level is 27 % ([what the figures mean](quickstart.md)).
 
+`pass_at_k` trains the best of a group rather than its mean, so its accuracy per answer rises slowly; `raft` learns only
+from the best answer of each group.
+
 """
 
 
@@ -145,14 +148,14 @@ def draw(curves: dict[str, dict[int, dict[str, Any]]]) -> None:
     """Draw `docs/assets/curves.png`."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 5), layout="constrained")
+    figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.add_subplot()
     for i, (name, points) in enumerate(curves.items()):
         style = ["-", "--", ":", "-."][i // 10 % 4]
         axes.plot(list(points), [p["eval/sampled"] for p in points.values()], style, marker="o", ms=3, label=name)
     axes.set(xlabel="step", ylabel="held-out accuracy, sampled", ylim=(0, 1))
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, ncols=2)
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     (ROOT / "docs" / "assets").mkdir(exist_ok=True)
     figure.savefig(ROOT / "docs" / "assets" / "curves.png", dpi=110)
 
