@@ -23,7 +23,6 @@ Needs = Sequence[str | Callable[..., Any]]
 
 
 @named
-@named
 def field(name: str, *, needs: Sequence[str] = (), sample: tuple[float, float] = (-1.0, 1.0)) -> Callable[[T], T]:
     """Declare a field of a batch, one number per response token: `(batch: StepBatch) -> array [t]`, sync or async.
 

@@ -44,11 +44,11 @@ SECONDS = 1.0
 """Seconds between two samples."""
 HEAD = """# Memory over many steps
 
-`make memory` trains the small model (`examples/models/countdown-nano`) in environments, with rollouts up to two batches
-ahead and a checkpoint every hundred steps. Once a second it samples each process's private memory (USS). The first half
-of the steps is a warm-up and is ignored. The rest is averaged in twelve blocks, and a line is fitted to their means:
-*slope* is the growth per step, with a 95 % confidence interval. A process *grows* if the whole interval lies above 1
-KiB per step, which is 1 GiB in a million steps.
+`make memory` trains the small model (`examples/models/countdown-nano`) in environments, with vLLM, rollouts up to two
+batches ahead, an evaluation every four steps and a checkpoint every hundred. Once a second it samples each process's
+private memory (USS). The first half of the steps is a warm-up and is ignored. The rest is averaged in twelve blocks,
+and a line is fitted to their means: *slope* is the growth per step, with a 95 % confidence interval. A process *grows*
+if the whole interval lies above 1 KiB per step, which is 1 GiB in a million steps.
 """
 NEXT = "## What grows"
 
@@ -134,6 +134,7 @@ class Watch:
         own = {
             "out": str(folder),
             "model": model,
+            "engine": "vllm",
             "steps": steps,
             "batch_size": 2,
             "group_size": 2,

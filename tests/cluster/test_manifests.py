@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from rlsdk.cli import root
+from rlsdk.cluster.placement import VARIABLES
 from rlsdk.config import check
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,3 +90,17 @@ def test_the_job_trains_on_all_gpus_of_its_cluster_and_both_manifests_start_the_
     assert {key: alone[key] for key in WORKERS - {"template"} if key in alone} == {
         key: workers[key] for key in WORKERS - {"template"} if key in workers
     }
+
+
+@pytest.mark.parametrize(
+    "page", ["examples/cluster/slurm.sh", "examples/cluster/raycluster.yaml", "docs/howto/cluster.md"]
+)
+def test_clusters_get_the_variables_of_a_ray_that_rlsdk_starts(page: str) -> None:
+    text = (Path(__file__).parents[2] / page).read_text(encoding="utf-8")
+    for name in (
+        "RAY_worker_niceness",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO",
+        "RAY_grpc_keepalive_timeout_ms",
+        "RAY_grpc_client_keepalive_time_ms",
+    ):
+        assert f"{name}={VARIABLES[name]}" in text or f'{name}, value: "{VARIABLES[name]}"' in text, name
