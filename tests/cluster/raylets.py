@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -15,15 +14,11 @@ from typing import Any
 
 import psutil
 
+from tests.ports import free_port
+
 ATTEMPTS = 5
 """How often a node is started: on a busy machine Ray's own time limits can be too short."""
 RAY = str(Path(sys.executable).with_name("ray"))
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 class Raylets:
@@ -35,7 +30,7 @@ class Raylets:
     """
 
     def __init__(self, folder: Path, address: str = "") -> None:
-        self.address = address or f"127.0.0.1:{_free_port()}"
+        self.address = address or f"127.0.0.1:{free_port()}"
         gone = {"RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
         self.environment = {name: value for name, value in os.environ.items() if name not in gone} | {
             "HOME": str(folder / "home"),

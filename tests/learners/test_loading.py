@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +15,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import architectures
 
+from tests.ports import free_port
+
 LAB = Path(__file__).with_name("loading_lab.py")
 
 
 def load(world: int, dtype: str, paths: list[Path], *, compared: bool = False) -> list[list[dict[str, Any]]]:
     """Load models on this many ranks; return each rank's report on each model."""
-    with ExitStack() as stack:
-        free = [stack.enter_context(socket.socket()) for _ in paths]
-        for each in free:
-            each.bind(("127.0.0.1", 0))
-        models = [f"{each.getsockname()[1]}={path}" for each, path in zip(free, paths, strict=True)]
+    models = [f"{free_port()}={path}" for path in paths]
     arguments = [str(world), dtype, str(int(compared)), *models]
     ranks = [
         subprocess.Popen([sys.executable, str(LAB), str(rank), *arguments], stdout=subprocess.PIPE, text=True)

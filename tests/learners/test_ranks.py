@@ -14,6 +14,7 @@ import pytest
 
 from rlsdk.learners import ranks
 from tests.ipv6 import needs_ipv6
+from tests.ports import free_port
 
 
 def test_a_rank_waits_until_rank_0_listens() -> None:
@@ -76,8 +77,6 @@ def test_deepspeed_does_not_try_its_extensions_on_a_gpu(device: str, tried: str)
 @needs_ipv6
 @pytest.mark.slow
 def test_ranks_meet_at_an_address_of_ipv6() -> None:
-    with socket.socket(socket.AF_INET6) as probe:
-        probe.bind(("::1", 0))
-        master = f"::1:{probe.getsockname()[1]}"
+    master = f"::1:{free_port('::1')}"
     with multiprocessing.get_context("spawn").Pool(2, maxtasksperchild=1) as pool:
         assert pool.starmap(_greatest, [(0, master), (1, master)], chunksize=1) == [[1], [1]]

@@ -17,6 +17,7 @@ from packaging.requirements import Requirement
 
 from rlsdk.cli import root
 from rlsdk.readiness import doctor
+from tests.ports import free_port
 
 
 def diagnosed(name: str) -> doctor.Diagnosis:
@@ -26,9 +27,7 @@ def diagnosed(name: str) -> doctor.Diagnosis:
 
 @pytest.fixture
 def closed_port() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{free.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 def test_every_check_says_what_it_found_as_json(monkeypatch: pytest.MonkeyPatch) -> None:

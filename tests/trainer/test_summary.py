@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import re
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +25,7 @@ from rlsdk.trainer import record, summary
 from rlsdk.trainer import trainer as trainer_module
 from rlsdk.trainer.callbacks import Callback, standard_callbacks
 from rlsdk.trainer.trainer import Trainer
+from tests.ports import free_port
 from tests.trainer.fakes import FakeLearner, ScriptedRollouts, make_plan
 
 
@@ -318,8 +318,7 @@ def test_the_picture_of_the_curves_shows_every_reward(tmp_path, monkeypatch, rew
 
 
 def test_a_wrong_address_of_a_cluster_leaves_no_run_behind(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
+    port = free_port()
     plan = make_plan(tmp_path, placement={"ray": f"127.0.0.1:{port}"})
     for _ in range(2):
         with pytest.raises(RunError, match=f"cluster '127.0.0.1:{port}', set by placement.ray, cannot be reached"):

@@ -23,6 +23,7 @@ from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.generator import RolloutGenerator, first_error
 from rlsdk.testing import ScriptedPolicy, run_workflow
 from rlsdk.types import Group, Message, Rollout, Task
+from tests.ports import free_port
 from tests.rollout.codecs import chatml
 
 SOURCE = '''
@@ -193,9 +194,7 @@ def raise_first(server: dict[str, Any], **options: Any) -> None:
 
 
 def test_a_server_at_an_address(program: str) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with subprocess.Popen([sys.executable, program, str(port)], stderr=subprocess.DEVNULL) as process:
         try:
             wait_for(port)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
+import random
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -31,6 +33,15 @@ class _Call:
         return self.function, self.arguments
 
 
+def _free_port() -> int:
+    """Return a port below the ephemeral ones, which another process may get before rank 0 listens."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
 class RankProcesses:
     """Two processes, each a rank of one learner after another; the first alone is a learner of one rank."""
 
@@ -39,9 +50,7 @@ class RankProcesses:
 
     def __call__(self, world: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Run `function(place, *arguments)` on each rank; returns what each gave, by rank."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            master = f"127.0.0.1:{probe.getsockname()[1]}"
+        master = f"127.0.0.1:{_free_port()}"
         cloudpickle.register_pickle_by_value(sys.modules[function.__module__])
         context = multiprocessing.get_context("spawn")
         self._pools += [ProcessPoolExecutor(1, mp_context=context) for _ in range(world - len(self._pools))]
