@@ -157,7 +157,7 @@ class ViewerService:
         from aiohttp import web
 
         if self.token and request.query.get("token"):  # move it from the URL to a cookie, out of history and referrers
-            response = web.Response(status=303, headers={"Location": "/"})
+            response = web.Response(status=303, headers={"Location": "./"})  # a proxy may serve the page below a path
             response.set_cookie(self._cookie, self.token, httponly=True, samesite="Strict", path="/")
             return response
         return web.Response(text=(STATIC / "index.html").read_text(encoding="utf-8"), content_type="text/html")
@@ -200,6 +200,8 @@ class ViewerService:
                 response = self.reply({"error": f"{type(error).__name__} in the viewer; see its terminal"})
                 response.set_status(500)
             response.headers.update(HEADERS)
+            if response.status == 200:  # the curves of a long run have a megabyte, and an ssh tunnel may be slow
+                response.enable_compression()
             return response
 
         return guard
@@ -214,13 +216,16 @@ class ViewerService:
 
         host = urlsplit(f"//{request.headers.get('Host', '')}").hostname or ""
         if not self.token and host not in _LOOPBACK:
-            raise web.HTTPForbidden(text=f"this server is reached as 127.0.0.1 or localhost, not as {host[:100]!r}")
+            raise web.HTTPForbidden(
+                text=f"this server is reached as 127.0.0.1 or localhost, not as {host[:100]!r}; a proxy must send "
+                "`Host: 127.0.0.1`"
+            )
         if self.token and not self._has_token(request):
             raise web.HTTPForbidden(text="open the address including its token, as printed by `rlsdk view`")
-        origin = request.headers.get("Origin")
-        if request.method not in ("GET", "HEAD") and (
-            origin is None or urlsplit(origin).netloc != request.headers.get("Host")
-        ):
+        # Pages of other sites cannot set X-Forwarded-Host: for that their browser would first ask this server.
+        own = (request.headers.get("Host"), request.headers.get("X-Forwarded-Host"))
+        origin = urlsplit(request.headers.get("Origin", "")).netloc
+        if request.method not in ("GET", "HEAD") and (not origin or origin not in own):
             raise web.HTTPForbidden(text="changes are accepted only from the viewer's own page")
 
     @property

@@ -7,10 +7,11 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -126,10 +127,53 @@ def chromium() -> Iterator[Browser]:
 @contextmanager
 def served(*runs: Path, studio: Studio | None = None) -> Iterator[str]:
     """Serve runs in a thread; yields the address."""
+
+    async def main(ready: Callable[[str], None], ended: asyncio.Event) -> None:
+        with closing(ViewerService([str(run) for run in runs], studio=studio)) as service:
+            await serve(service, "127.0.0.1", 0, ready, ended)
+
+    with in_thread(main) as address:
+        yield address
+
+
+@contextmanager
+def proxied(server: str, path: str) -> Iterator[str]:
+    """Forward requests below a path to a server, as nginx with `proxy_pass` does; yields the address of the path."""
+    from aiohttp import ClientSession, web
+
+    async def forward(request: web.Request) -> web.Response:
+        headers = {**request.headers, "Host": urlsplit(server).netloc, "X-Forwarded-Host": request.headers["Host"]}
+        target = server + request.path_qs.removeprefix(path)
+        async with (
+            ClientSession() as client,
+            client.request(
+                request.method, target, headers=headers, data=await request.read(), allow_redirects=False
+            ) as answer,
+        ):
+            sent = {name: value for name, value in answer.headers.items() if name in ("Content-Type", "Location")}
+            return web.Response(status=answer.status, body=await answer.read(), headers=sent)
+
+    async def main(ready: Callable[[str], None], ended: asyncio.Event) -> None:
+        app = web.Application()
+        app.router.add_route("*", path + "{below:.*}", forward)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        ready(f"http://127.0.0.1:{runner.addresses[0][1]}{path}")
+        await ended.wait()
+        await runner.cleanup()
+
+    with in_thread(main) as address:
+        yield address
+
+
+@contextmanager
+def in_thread(main: Callable[[Callable[[str], None], asyncio.Event], Coroutine[Any, Any, None]]) -> Iterator[str]:
+    """Run a server in a thread until the block ends; yields the address that it reports."""
     ready, address = threading.Event(), []
     handles: list[Any] = []
 
-    async def main() -> None:
+    async def run() -> None:
         ended = asyncio.Event()
         handles.extend((asyncio.get_running_loop(), ended))
 
@@ -137,10 +181,9 @@ def served(*runs: Path, studio: Studio | None = None) -> Iterator[str]:
             address.append(where)
             ready.set()
 
-        with closing(ViewerService([str(run) for run in runs], studio=studio)) as service:
-            await serve(service, "127.0.0.1", 0, begun, ended)
+        await main(begun, ended)
 
-    thread = threading.Thread(target=lambda: asyncio.run(main()))
+    thread = threading.Thread(target=lambda: asyncio.run(run()))
     thread.start()
     assert ready.wait(SECONDS)
     try:

@@ -20,7 +20,7 @@ from rlsdk.runlog.metrics import note_ledger
 from rlsdk.runlog.tables import Entry
 from rlsdk.types import Group, Message
 from rlsdk.viewer import rollouts
-from tests.viewer.browser import Browser, chromium, served
+from tests.viewer.browser import Browser, chromium, proxied, served
 from tests.viewer.recorded import fill, group, make_run
 
 
@@ -240,6 +240,17 @@ def test_a_text_of_a_megabyte_does_not_hold_up_the_page(browser: Browser, tmp_pa
         browser.see(".turn.policy", "show all 200,000 characters")
         assert "The message has 1,000,000 characters" in browser.text()
         assert browser.run("return document.querySelector('.turn.policy').textContent.length") < 10_000
+
+
+def test_the_page_works_below_a_path_of_a_proxy(browser: Browser, tmp_path: Path) -> None:
+    with served(make_run(tmp_path / "first")) as server, proxied(server, "/lab/runs/") as address:
+        browser.size(1280, 900)
+        browser.open(address)
+        browser.see(".chart", "Reward")
+        browser.click("nav a", "Annotate")
+        browser.click(".verdict button", "A is better")
+        browser.see(".annotate-progress", "1 done")
+        assert browser.errors() == []
 
 
 @pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.slow)])

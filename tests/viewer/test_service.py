@@ -189,6 +189,31 @@ def test_a_loopback_server_answers_under_its_own_name_alone(service: ViewerServi
     assert (status, content["error"]) == (403, "changes are accepted only from the viewer's own page")
 
 
+def test_changes_are_accepted_through_a_proxy_that_names_the_host_of_the_page(service: ViewerService, ask: Ask) -> None:
+    (key,) = service._runs
+    for names, expected in (({}, 403), ({"X-Forwarded-Host": "lab.example"}, 200), ({"X-Forwarded-Host": ""}, 403)):
+        sent = {"Origin": "https://lab.example", **names}
+        status, _, _ = ask(
+            service, f"/api/annotate/{key}/undo", method="POST", headers=sent, content={"by": "a person"}
+        )
+        assert status == expected
+
+
+def test_replies_are_compressed(service: ViewerService) -> None:
+    async def sizes() -> list[int]:
+        from aiohttp.test_utils import TestClient, TestServer
+
+        found = []
+        async with TestClient(TestServer(service.application()), auto_decompress=False) as client:
+            for accepted in ("identity", "gzip"):
+                response = await client.get("/static/app.js", headers={"Accept-Encoding": accepted})
+                found.append(len(await response.read()))
+        return found
+
+    whole, compressed = asyncio.run(sizes())
+    assert compressed < whole / 2
+
+
 def test_with_a_token_nothing_is_answered_without_it(run: Path, ask: Ask) -> None:
     service = ViewerService([str(run)], token="secret-ü")
     assert ask(service, "/api/state")[0] == 403
@@ -196,7 +221,7 @@ def test_with_a_token_nothing_is_answered_without_it(run: Path, ask: Ask) -> Non
     assert ask(service, "/api/state?token=wrong")[0] == 403
     assert ask(service, "/api/state", headers={"Authorization": "Bearer x"})[0] == 403
     status, headers, _ = ask(service, "/?token=secret-%C3%BC")
-    assert (status, headers["Location"]) == (303, "/")
+    assert (status, headers["Location"]) == (303, "./")
     assert {"HttpOnly", "SameSite=Strict"} <= set(headers["Set-Cookie"].split("; "))
     assert COOKIE in headers["Set-Cookie"]
     assert ask(service, "/api/state?token=secret-%C3%BC")[0] == 200

@@ -1,9 +1,9 @@
 // The Annotate page: a queue of rollouts to compare, score or correct, with one key per judgement.
 
-import { get, post } from "/static/api.js"
-import { append, choice, debounce, empty, h, replace, said, visible } from "/static/dom.js"
-import { opening, rewardMark } from "/static/rollouts.js"
-import { conversation } from "/static/turns.js"
+import { get, post } from "./api.js"
+import { append, choice, debounce, empty, h, replace, said, visible } from "./dom.js"
+import { opening, rewardMark } from "./rollouts.js"
+import { conversation } from "./turns.js"
 
 const FILTERS = ["kind", "source", "task", "step_from", "step_to", "reward_from", "reward_to", "status", "text", "order"]
 const ASK = [["pair", "Compare two"], ["score", "Score"], ["edit", "Correct"]]

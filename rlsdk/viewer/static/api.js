@@ -7,12 +7,12 @@ export async function get(path, parameters = {}, signal = undefined) {
   for (const [name, value] of Object.entries(parameters)) {
     if (value !== undefined && value !== null && value !== "") query.set(name, value)
   }
-  const response = await fetch(`/api/${path}${query.size ? `?${query}` : ""}`, { signal })
+  const response = await fetch(`api/${path}${query.size ? `?${query}` : ""}`, { signal })
   return read(response)
 }
 
 export async function post(path, content) {
-  const response = await fetch(`/api/${path}`, {
+  const response = await fetch(`api/${path}`, {
     method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(content),
   })
   return read(response)

@@ -5,9 +5,9 @@
 // A context has: `runs`, all runs; `chosen`, those shown; `run`, the first of them; `parameters`, those of the URL;
 // `go(parameters)`, which changes them. A page that is `alone` is shown even without a run.
 
-import { get } from "/static/api.js"
-import { color, dark } from "/static/colors.js"
-import { empty, h, replace, span, visible } from "/static/dom.js"
+import { get } from "./api.js"
+import { color, dark } from "./colors.js"
+import { empty, h, replace, span, visible } from "./dom.js"
 
 const LOOK = 2000
 const root = document.getElementById("app")
@@ -58,7 +58,7 @@ const notice = h("p", { class: "notice", role: "status", hidden: true })
 function frame() {
   replace(root,
     h("aside", { class: "side" },
-      h("a", { class: "brand", href: "#/" }, h("img", { src: "/static/icon.svg", alt: "" }), "rlsdk"), navigation,
+      h("a", { class: "brand", href: "#/" }, h("img", { src: "static/icon.svg", alt: "" }), "rlsdk"), navigation,
       h("h2", { class: "side-title" }, "Runs"), runList,
       h("button", { class: "link keys-button", onclick: help }, "Keys ", h("kbd", {}, "?"))),
     h("div", { class: "body" }, header, notice, main))
@@ -139,7 +139,7 @@ async function show() {
   replace(main, h("p", { class: "loading" }, "Loading …"))
   main.className = `page-${found.name}`
   try {
-    const module = await import(`/static/${found.script}`)
+    const module = await import(`./${found.script}`)
     if (state.page !== found.name) return
     replace(main)
     state.mounted = module.mount(main, now)

@@ -1,8 +1,8 @@
 // A line chart over training steps, with bands, areas, and the values at the pointer below its title.
 
-import uPlot from "/static/vendor/uPlot.esm.js"
-import { faded, mixed, variable } from "/static/colors.js"
-import { h, number, replace } from "/static/dom.js"
+import uPlot from "./vendor/uPlot.esm.js"
+import { faded, mixed, variable } from "./colors.js"
+import { h, number, replace } from "./dom.js"
 
 const together = uPlot.sync("steps")
 

@@ -1,10 +1,10 @@
 // The Curves page: small charts grouped by question, several runs in each, repetitions as bands, other metrics below.
 
-import { get } from "/static/api.js"
-import { color } from "/static/colors.js"
-import { Chart, band, smoothed } from "/static/chart.js"
-import { append, debounce, empty, h, number, replace, visible } from "/static/dom.js"
-import { described } from "/static/findings.js"
+import { get } from "./api.js"
+import { color } from "./colors.js"
+import { Chart, band, smoothed } from "./chart.js"
+import { append, debounce, empty, h, number, replace, visible } from "./dom.js"
+import { described } from "./findings.js"
 
 const percent = (value) => `${number(value * 100, 3)} %`
 

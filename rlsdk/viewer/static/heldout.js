@@ -1,10 +1,10 @@
 // One held-out task over the course of training: its answer in each evaluation.
 
-import { get } from "/static/api.js"
-import { between } from "/static/colors.js"
-import { append, choice, empty, h, number, replace, said, visible } from "/static/dom.js"
-import { rewardMark } from "/static/rollouts.js"
-import { conversation } from "/static/turns.js"
+import { get } from "./api.js"
+import { between } from "./colors.js"
+import { append, choice, empty, h, number, replace, said, visible } from "./dom.js"
+import { rewardMark } from "./rollouts.js"
+import { conversation } from "./turns.js"
 
 export function mount(element, first) {
   let context = first

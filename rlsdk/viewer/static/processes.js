@@ -1,7 +1,7 @@
 // Processes of a run: state, memory, and the end of each log.
 
-import { get } from "/static/api.js"
-import { append, bytes, h, number, replace, said, span, visible } from "/static/dom.js"
+import { get } from "./api.js"
+import { append, bytes, h, number, replace, said, span, visible } from "./dom.js"
 
 const STATES = {
   running: ["working", "good"], disk: ["waiting for a disk", "calm"], starting: ["starting", "calm"], stopped: ["stopped", "bad"],

@@ -1,10 +1,10 @@
 // The rollout browser: filters, a list that loads while scrolling, and one rollout or its whole group next to it.
 
-import { get } from "/static/api.js"
-import { between } from "/static/colors.js"
-import { append, choice, debounce, empty, h, number, replace, said, visible } from "/static/dom.js"
-import { tokens } from "/static/tokens.js"
-import { conversation } from "/static/turns.js"
+import { get } from "./api.js"
+import { between } from "./colors.js"
+import { append, choice, debounce, empty, h, number, replace, said, visible } from "./dom.js"
+import { tokens } from "./tokens.js"
+import { conversation } from "./turns.js"
 
 const FIELDS = ["kind", "text", "source", "task", "step_from", "step_to", "reward_from", "reward_to", "status", "state", "invalid", "order"]
 const ORDERS = [["newest", "newest first"], ["oldest", "oldest first"], ["lowest", "lowest reward"], ["highest", "highest reward"], ["longest", "longest"], ["shortest", "shortest"]]

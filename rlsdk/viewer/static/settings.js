@@ -1,7 +1,7 @@
 // Settings of one run, or the differences between several; and how a run ended.
 
-import { get } from "/static/api.js"
-import { append, h, replace, said, visible } from "/static/dom.js"
+import { get } from "./api.js"
+import { append, h, replace, said, visible } from "./dom.js"
 
 export function mount(element, first) {
   let context = first

@@ -2,9 +2,9 @@
 //
 // The text is authoritative. The form sends edits to the server, which returns the edited text and its faults.
 
-import { get, post } from "/static/api.js"
-import { append, debounce, h, number, replace, said, visible } from "/static/dom.js"
-import { Form, key, put } from "/static/studio_form.js"
+import { get, post } from "./api.js"
+import { append, debounce, h, number, replace, said, visible } from "./dom.js"
+import { Form, key, put } from "./studio_form.js"
 
 const LOOK = 2000
 const KEPT = "rlsdk-studio"

@@ -1,6 +1,6 @@
 // The studio's form: foldable sections of keys with type, default and help. It shows a tree of values and reports edits.
 
-import { h, replace, visible } from "/static/dom.js"
+import { h, replace, visible } from "./dom.js"
 
 const NUMBER = /^[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$/i
 

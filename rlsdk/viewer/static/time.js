@@ -1,9 +1,9 @@
 // Time per step as a stacked area, and its breakdown over the last steps.
 
-import { get } from "/static/api.js"
-import { Chart } from "/static/chart.js"
-import { color } from "/static/colors.js"
-import { append, choice, h, replace, span, visible } from "/static/dom.js"
+import { get } from "./api.js"
+import { Chart } from "./chart.js"
+import { color } from "./colors.js"
+import { append, choice, h, replace, span, visible } from "./dom.js"
 
 const PARTS = {
   "time/produce": ["sampling and scoring", "Engines sample, environments and rewards respond. If this dominates a step, add engines, or let rollouts run ahead."],

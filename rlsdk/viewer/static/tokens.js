@@ -1,8 +1,8 @@
 // Tokens of a rollout, coloured by one of their numbers; hovering over a token shows all its numbers.
 
-import { get } from "/static/api.js"
-import { between, color } from "/static/colors.js"
-import { choice, h, number, replace, visible } from "/static/dom.js"
+import { get } from "./api.js"
+import { between, color } from "./colors.js"
+import { choice, h, number, replace, visible } from "./dom.js"
 
 const VIEWS = {
   mask: ["Mask", "Coloured: sampled by the policy and trained on. Not coloured: prompt, tools, environment."],

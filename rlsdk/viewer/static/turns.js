@@ -1,6 +1,6 @@
 // A conversation by turn: speaker, thoughts, tool calls, and the responses of tools and environment.
 
-import { h, longText, said, visible } from "/static/dom.js"
+import { h, longText, said, visible } from "./dom.js"
 
 const WHO = { system: "System", user: "User", assistant: "Policy", tool: "Tool" }
 const PICTURE = /^data:image\/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/=\s]+$/
