@@ -213,6 +213,7 @@ class ThreadedRollouts:
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             await asyncio.to_thread(self._thread.join)
+            self._loop.close()
 
 
 def token_ids(prompt: np.ndarray | Sequence[int]) -> np.ndarray:

@@ -58,6 +58,7 @@ class RunRecord:
         summary: Summary of the training, once it has ended.
         samples: Sample answers of the evaluations, for the report.
         reported: True once the report is written.
+        failure: The exception that ended the last training, which its caller may catch.
     """
 
     plan: Plan
@@ -75,10 +76,11 @@ class RunRecord:
     summary: dict[str, Any] = attrs.field(factory=dict)
     samples: Mapping[str, Sequence[Mapping[str, Any]]] = attrs.field(factory=dict)
     reported: bool = False
+    failure: BaseException | None = None
 
     def begin(self) -> None:
         """Note that a training begins, which may follow an earlier one by hand: the report will be of this one."""
-        self.summary, self.samples, self.reported = {}, {}, False
+        self.summary, self.samples, self.reported, self.failure = {}, {}, False, None
 
     def finish(self, summary: dict[str, Any], samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         """Take the summary of the training. It is reported when everything has ended or, if `by_hand`, at once."""
@@ -216,17 +218,26 @@ def open_run(
 
 @contextmanager
 def _reported(record: RunRecord, watchdog: Watchdog, lock: FolderLock) -> Iterator[None]:
-    """Context manager: report the run at the end of the block, or why an exception has ended it."""
-    try:
-        yield
-        watchdog.check()
-        if not record.reported:
-            record.report()
-    except BaseException as error:
+    """Context manager: report the run at the end of the block, or why an exception has ended it.
+
+    An exception that ended the training has ended the run too, even if the block has caught it.
+    """
+
+    def end(error: BaseException) -> BaseException:
         cause = _explained(first_error(error), record.checkpoints)
         cause = watchdog.explain(cause, _kept(record.checkpoints))
         _end_failed(record, error, cause, ours=not lock.loss())
-        if cause is error:
+        return cause
+
+    try:
+        yield
+        watchdog.check()
+        if record.failure is not None:
+            end(record.failure)
+        elif not record.reported:
+            record.report()
+    except BaseException as error:
+        if (cause := end(error)) is error:
             raise
         raise cause from error
 

@@ -496,6 +496,10 @@ class Trainer:
             self.interrupted = self._ended_early = False
         try:
             summary = run_async(self.train_async(), interrupt)
+        except BaseException as error:
+            if self.record is not None:
+                self.record.failure = self.record.failure or error  # a second one only refuses to train
+            raise
         finally:
             self._ended_early = self.interrupted
         if self.record is not None:

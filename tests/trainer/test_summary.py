@@ -194,6 +194,50 @@ def test_a_second_training_by_hand_is_marked_running_and_reports_its_own_failure
     assert (summary["status"], state and state.ended) == ("failed", "failed")
 
 
+@pytest.mark.parametrize("caught", [KeyboardInterrupt, RunError])
+def test_a_run_whose_training_failed_has_failed_even_if_its_script_catches_the_error(
+    caught: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(Trainer):
+        async def update(self, *_: Any) -> dict[str, float]:
+            raise caught("the learner is gone")
+
+    monkeypatch.setattr(record, "ray_cluster", lambda _, **__: contextlib.nullcontext(0))
+    plan = make_plan(tmp_path)
+    with opened(plan) as run:
+        run.by_hand = True
+        trainer = Failing(plan, rollouts=ScriptedRollouts(plan), learner=FakeLearner())
+        trainer.record = run
+        for _ in range(2):  # the second call only says that the trainer cannot go on
+            with pytest.raises((caught, RunError)):
+                trainer.train()
+    summary, state = json.loads((plan.folder / "summary.json").read_text()), read_status(plan.folder)
+    assert summary["error"].startswith("interrupted" if caught is KeyboardInterrupt else "the learner is gone")
+    status = "interrupted" if caught is KeyboardInterrupt else "failed"
+    assert (summary["status"], state and state.ended) == (status, status)
+
+
+def test_a_run_whose_training_failed_and_then_succeeded_has_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Recovers(Trainer):
+        async def update(self, *arguments: Any) -> dict[str, float]:
+            if failures:
+                raise failures.pop()
+            return await super().update(*arguments)
+
+    monkeypatch.setattr(record, "ray_cluster", lambda _, **__: contextlib.nullcontext(0))
+    plan, failures = make_plan(tmp_path, steps=1), [RunError("the learner is busy")]
+    with opened(plan) as run:
+        run.by_hand = True
+        trainer = Recovers(plan, rollouts=ScriptedRollouts(plan), learner=FakeLearner())
+        trainer.record = run
+        with pytest.raises(RunError, match="busy"):
+            trainer.train()
+        trainer.train()
+    assert json.loads((plan.folder / "summary.json").read_text())["status"] == "finished"
+
+
 def test_a_run_that_an_error_ends_leaves_a_report_that_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

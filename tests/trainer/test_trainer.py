@@ -800,6 +800,7 @@ def test_steps_and_plain_calls_share_rollouts_whatever_event_loop_runs(tmp_path:
     assert asyncio.run(notebook()).accuracy == {"greedy": 0.5}
     assert trainer.version == 3 and len(loops) == 1
     asyncio.run(trainer.rollouts.close())
+    assert trainer.rollouts._loop.is_closed()
 
 
 def test_the_step_fits_on_a_screen() -> None:
