@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 REMEDIES = (
-    "lower learner.micro_batch_tokens, set learner.gradient_checkpointing=true, or divide the model among more ranks "
-    "(learner.zero_stage, placement.learners)"
+    "lower %s, set learner.gradient_checkpointing=true, or divide the model among more ranks (learner.zero_stage, "
+    "placement.learners)"
 )
 
 
@@ -229,6 +229,8 @@ def with_less(
 ) -> T:
     """Run passes; if memory runs out, halve the micro-batch and retry once.
 
+    Exact passes are not retried: each is of one rollout, whatever the budget.
+
     Args:
         passes: Runner of the micro-batches.
         what: Name of the work, for messages.
@@ -237,7 +239,8 @@ def with_less(
         why_not: Reason why the work cannot be repeated; empty if it can.
 
     Raises:
-        LearnerError: Memory ran out after the micro-batch was already halved, or the work cannot be repeated.
+        LearnerError: Memory ran out after the micro-batch was already halved, or the work cannot be repeated, or its
+            passes are exact.
     """
     try:
         return run()
@@ -246,7 +249,9 @@ def with_less(
             raise
         said = first_line(error)
     # Retry outside the handler: inside it, the exception keeps the frames alive, and they hold the activations.
-    if passes.halved:
+    if passes.exact_width is not None:
+        why_not = "model.exact runs each rollout alone, padded to model.max_length"
+    elif passes.halved:
         why_not = "the micro-batch was already halved"
     if why_not:
         raise LearnerError(_out_of_memory(passes, what, said, why_not))
@@ -273,7 +278,9 @@ def _out_of_memory(passes: MicroBatchRunner, what: str, said: str, why_not: str)
         import torch
 
         used = f"; {size_text(torch.cuda.max_memory_allocated())} of the GPU were in use"
+    tokens, option = passes.budget, "learner.micro_batch_tokens"
+    if passes.exact_width is not None:
+        tokens, option = passes.exact_width, "model.max_length"
     return (
-        f"out of memory in {what}, with micro-batches of {passes.budget} tokens{used} ({said})"
-        f"{f'; {why_not}' if why_not else ''}: {REMEDIES}"
+        f"out of memory in {what}, with micro-batches of {tokens} tokens{used} ({said}); {why_not}: {REMEDIES % option}"
     )

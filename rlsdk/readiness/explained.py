@@ -229,7 +229,11 @@ def batch(plan: Plan) -> dict[str, str]:
     if isinstance(learner, LimitsMicroBatches):
         limit = learner.micro_batch_tokens
         exact = "gradients add up over them, so their number changes only speed and memory"
-        if limit == "auto":
+        if config.model.exact:
+            words["micro-batches"] = (
+                f"each rollout in a forward pass of its own, padded to {config.model.max_length:,} tokens (model.exact)"
+            )
+        elif limit == "auto":
             words["micro-batches"] = f"as many tokens in a forward pass as fit in the learner's memory; {exact}"
         else:
             most = max(1, min(share, ceil(share * longest / limit)))

@@ -13,7 +13,9 @@ import torch
 from rlsdk.batch import LossInputs
 from rlsdk.contracts import Model, Roles, TrainBatch
 from rlsdk.errors import LearnerError
-from rlsdk.learners.micro_batches import is_shortage
+from rlsdk.learners.micro_batches import MicroBatchRunner, is_shortage, with_less
+from rlsdk.learners.ranks import Ranks
+from rlsdk.learners.trained import PhaseTimer
 from rlsdk.marks import policy_loss
 from tests.learners.test_gradients import distance, learn, make_spec
 
@@ -28,6 +30,18 @@ def test_which_errors_say_that_memory_ran_out():
         torch.empty(2**60)
     assert is_shortage(failed.value)
     assert not is_shortage(RuntimeError("shapes do not match"))
+
+
+def test_exact_passes_are_not_repeated_since_a_smaller_budget_changes_none_of_them():
+    def fail() -> None:
+        raise MemoryError
+
+    passes = MicroBatchRunner(Ranks(0, 1, "cpu"), PhaseTimer(), "padded", 16384, 4, exact_width=512)
+    with pytest.raises(LearnerError) as failed:
+        with_less(passes, "the update", fail, again=lambda: pytest.fail("it is repeated"))
+    said = str(failed.value)
+    assert "with micro-batches of 512 tokens" in said and "alone, padded to model.max_length: lower model.max_l" in said
+    assert "micro_batch_tokens" not in said
 
 
 @policy_loss("short_of_memory", needs=("values",))

@@ -9,6 +9,7 @@ import pytest
 from rlsdk import nano
 from rlsdk.config import check
 from rlsdk.readiness.checks import examine
+from rlsdk.readiness.explained import batch
 from tests.architectures import make
 
 BASE = [
@@ -65,6 +66,12 @@ def test_a_plan_that_can_be_exact_has_no_faults(model: Path) -> None:
 )
 def test_what_would_make_a_difference_is_refused(model: Path, setting: str, says: str) -> None:
     assert any(each.startswith(says) for each in faults(model, setting)), faults(model, setting)
+
+
+def test_the_passes_of_an_exact_learner_are_explained_without_a_token_budget(model: Path) -> None:
+    plan = check({"model": {"path": str(model)}, "out": str(model.parent)}, [*BASE, "model.max_length=48"])
+    expected = "each rollout in a forward pass of its own, padded to 48 tokens (model.exact)"
+    assert batch(plan)["micro-batches"] == expected
 
 
 def test_a_model_of_experts_is_refused(tmp_path: Path) -> None:
