@@ -201,7 +201,7 @@ class TransformersLearner(LearnerOptions):
             wrap(actor.model, self.lora, self._place.seed)
         self._actor = self._train(actor, model, LearningRate(peak=self.lr, factor=factor), "actor")
         self._exporter = WeightExporter(
-            self._actor.module.model, model, self._ranks, self.lora, self._actor.full_tensors
+            self._actor.module.model, model, self._ranks, self.lora, self._actor.full_tensors, actor.dropouts
         )
 
     def _load_critic(self, model: Model, factor: Callable[[int], float]) -> None:

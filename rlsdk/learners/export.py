@@ -49,6 +49,7 @@ class WeightExporter:
         ranks: Ranks that hold its shards.
         lora: Its LoRA settings, if any.
         gather: Returns full tensors, as `TrainedModule.full_tensors` does.
+        dropouts: Rates of dropout in the model's own config, by part and name; the learner trains without any.
     """
 
     model: Any
@@ -56,6 +57,7 @@ class WeightExporter:
     ranks: Ranks
     lora: Lora | None
     gather: Callable[..., dict[str, Tensor]]
+    dropouts: Mapping[tuple[str, str], float] = attrs.field(factory=dict)
 
     def weights(self, version: int) -> Weights | None:
         """Return all tensors as `save_pretrained` would write them, with an adapter merged; gathered layer by layer."""
@@ -92,7 +94,7 @@ class WeightExporter:
         """Write weights (safetensors), config and tokenizer; adapters are merged, and also saved in `adapter`."""
         tensors = self.gather(keep=self.ranks.rank == 0)
         if self.ranks.rank == 0:
-            write_model(folder, self.model, self._whole(tensors), self.source)
+            write_model(folder, self.model, self._whole(tensors), self.source, self.dropouts)
             if self.lora is not None:
                 write_adapter(folder / "adapter", self.model, tensors, self.source)
             for file in folder.rglob("*.safetensors"):  # safetensors 0.8 makes its files readable only by their owner
@@ -103,7 +105,13 @@ class WeightExporter:
         return tensors if self.lora is None else merged(tensors, self.lora)
 
 
-def write_model(folder: Path, model: Any, tensors: Mapping[str, Tensor], source: Model) -> None:
+def write_model(
+    folder: Path,
+    model: Any,
+    tensors: Mapping[str, Tensor],
+    source: Model,
+    dropouts: Mapping[tuple[str, str], float] | None = None,
+) -> None:
     """Write config, generation config, weights (safetensors) and tokenizer.
 
     Args:
@@ -111,12 +119,15 @@ def write_model(folder: Path, model: Any, tensors: Mapping[str, Tensor], source:
         model: The transformers model, for its config.
         tensors: All its tensors, gathered.
         source: Path or hub id of the original model.
+        dropouts: Rates of dropout for the config, by part and name; default: the model's.
     """
+    from rlsdk.learners.model import with_dropouts
+
     folder.mkdir(parents=True, exist_ok=True)
     _save(folder, model, tensors)
-    if model.config.dtype != source.dtype:  # the parameters' dtype, which may be wider than the compute dtype
-        model.config.dtype = source.dtype
-        model.config.save_pretrained(folder)
+    config = with_dropouts(model.config, dropouts or {})
+    config.dtype = source.dtype  # the parameters' dtype may be wider than the compute dtype
+    config.save_pretrained(folder)
     copy_tokenizer(source.tokenizer or source.path, folder, trust_remote_code=source.trust_remote_code)
     vision = Vision(source)
     if sees(model) and vision.usable:

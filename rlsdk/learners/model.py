@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,11 +30,20 @@ class PolicyModel(nn.Module):
         model: A transformers causal language model whose head is a `Head`; names in its `state_dict` are unchanged.
         router_loss: Load-balancing loss that the learner or the model's config asks for, if any.
         vision: Image processing of the model; None for a text model.
+        dropouts: Rates of dropout in the config that the model was loaded with, by part and name.
     """
 
-    def __init__(self, model: Any, *, exact: bool, vision: Vision | None = None, router_loss: float | None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        exact: bool,
+        vision: Vision | None = None,
+        router_loss: float | None,
+        dropouts: Mapping[tuple[str, str], float] | None = None,
+    ) -> None:
         super().__init__()
-        self.vision = vision
+        self.vision, self.dropouts = vision, dropouts or {}
         linear = model.get_output_embeddings()
         if linear is None:
             raise LearnerError(f"{type(model).__name__} has no output embeddings; a policy is a causal language model")
@@ -190,11 +200,17 @@ def load_policy(
     Raises:
         LearnerError: Weights are missing, or the model's logits are not a plain product with its head.
     """
-    loaded = _load(policy_class, model, attention, checkpointing)
+    config = read_config(model)
+    loaded = _load(policy_class(config), model, config, attention, checkpointing)
     if faults := policy_faults(loaded, attention):
         raise LearnerError(f"model {model.path}: {'; '.join(faults)}")
-    exact = model.head_dtype == "float32"
-    return PolicyModel(loaded, exact=exact, vision=_vision(model, loaded), router_loss=router_loss)
+    return PolicyModel(
+        loaded,
+        exact=model.head_dtype == "float32",
+        vision=_vision(model, loaded),
+        router_loss=router_loss,
+        dropouts=dropouts(config),
+    )
 
 
 def load_critic(model: Model, attention: Attention, checkpointing: bool, init: ValueInit) -> Critic:
@@ -205,7 +221,7 @@ def load_critic(model: Model, attention: Attention, checkpointing: bool, init: V
     """
     from transformers import AutoModel
 
-    loaded = _load(lambda _: AutoModel, model, attention, checkpointing)
+    loaded = _load(AutoModel, model, read_config(model), attention, checkpointing)
     return Critic(loaded, init, _vision(model, loaded))
 
 
@@ -221,7 +237,7 @@ def blank_policy(model: Model, attention: Attention, checkpointing: bool, *, rou
     Raises:
         LearnerError: The model cannot be trained as a policy.
     """
-    config = read_config(model, local_files_only=True)
+    config = without_dropout(read_config(model, local_files_only=True))
     net = policy_class(config).from_config(
         config,
         dtype=getattr(torch, model.dtype),
@@ -233,11 +249,10 @@ def blank_policy(model: Model, attention: Attention, checkpointing: bool, *, rou
     return PolicyModel(_trainable(net, checkpointing), exact=model.head_dtype == "float32", router_loss=router_loss)
 
 
-def _load(auto: Callable[[Any], Any], model: Model, attention: Attention, checkpointing: bool) -> Any:
-    config = read_config(model)
-    loaded, report = auto(config).from_pretrained(
+def _load(auto: Any, model: Model, config: Any, attention: Attention, checkpointing: bool) -> Any:
+    loaded, report = auto.from_pretrained(
         model.path,
-        config=config,
+        config=without_dropout(config),
         dtype=getattr(torch, model.dtype),
         attn_implementation=attention,
         trust_remote_code=model.trust_remote_code,
@@ -252,15 +267,39 @@ def _load(auto: Callable[[Any], Any], model: Model, attention: Attention, checkp
 
 
 def read_config(model: Model, **options: Any) -> Any:
-    """Return the config of a model, without dropout: the learner's logprobs must be the engine's."""
+    """Return the config of a model."""
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code, **options)
-    for part in (config, *(getattr(config, name) for name in config.sub_configs)):
-        for name, value in vars(part).items():
-            if isinstance(value, float) and "drop" in name:  # also `resid_pdrop`, `layerdrop`
-                setattr(part, name, 0.0)
-    return config
+    return AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code, **options)
+
+
+def without_dropout(config: Any) -> Any:
+    """Return a config without dropout: the learner's logprobs must be the engine's."""
+    return with_dropouts(config, dict.fromkeys(dropouts(config), 0.0))
+
+
+def dropouts(config: Any) -> dict[tuple[str, str], float]:
+    """Return the rates of dropout in a config, by the name of the part that holds it ("" for the config itself)."""
+    return {
+        (part, name): value
+        for part, each in _parts(config).items()
+        for name, value in vars(each).items()
+        if isinstance(value, float) and "drop" in name  # also `resid_pdrop`, `layerdrop`
+    }
+
+
+def with_dropouts(config: Any, rates: Mapping[tuple[str, str], float]) -> Any:
+    """Return a copy of a config with rates of dropout; those of parts that it lacks are left out."""
+    changed = copy.deepcopy(config)
+    parts = _parts(changed)
+    for (part, name), rate in rates.items():
+        if part in parts:
+            setattr(parts[part], name, rate)
+    return changed
+
+
+def _parts(config: Any) -> dict[str, Any]:
+    return {"": config, **{name: getattr(config, name) for name in config.sub_configs}}
 
 
 def _trainable(net: Any, checkpointing: bool) -> Any:

@@ -9,10 +9,12 @@ from typing import Any
 
 import attrs
 import pytest
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GPT2Config
 
 from rlsdk.contracts import Model
-from rlsdk.learners.export import copy_tokenizer, write_model
+from rlsdk.learners.export import WeightExporter, copy_tokenizer, write_model
+from rlsdk.learners.model import load_policy
+from rlsdk.learners.ranks import Ranks
 
 TOKENIZER = """
 from transformers import PreTrainedTokenizer
@@ -73,6 +75,22 @@ def test_the_generation_config_is_the_models_even_if_transformers_would_not_save
     else:
         assert {name: value for name, value in found.items() if name != "transformers_version"} == written
     AutoModelForCausalLM.from_pretrained(tmp_path / "export")
+
+
+def test_the_config_keeps_its_dropout_which_the_learner_leaves_out(tmp_path: Path):
+    config = GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=20, n_positions=16, attn_pdrop=0.2, embd_pdrop=0.0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "base")
+    source = Model(path=str(tmp_path / "base"))
+    policy = load_policy(source, "eager", checkpointing=False)
+    assert policy.model.config.attn_pdrop == policy.model.config.resid_pdrop == 0.0
+
+    def gather(*, keep: bool) -> Any:
+        return policy.model.state_dict()
+
+    WeightExporter(policy.model, source, Ranks(0, 1, "cpu"), None, gather, policy.dropouts).export(tmp_path / "export")
+    found = AutoConfig.from_pretrained(tmp_path / "export")
+    assert (found.attn_pdrop, found.resid_pdrop, found.embd_pdrop) == (0.2, 0.1, 0.0)
+    assert policy.model.config.attn_pdrop == 0.0
 
 
 def test_a_tokenizer_with_its_own_code_opens_from_the_export(tmp_path: Path):
