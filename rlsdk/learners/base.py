@@ -145,7 +145,7 @@ class TransformersLearner(LearnerOptions):
         if place.device == "cuda":
             import torch
 
-            self._clock.synchronize = torch.cuda.synchronize
+            self._clock.event = partial(torch.cuda.Event, enable_timing=True)
             # Torch prefers cuDNN's attention on an H100, which is compiled again for every length of a rollout.
             torch.backends.cuda.enable_cudnn_sdp(False)
         self._ranks = Ranks.join(place.rank, place.world_size, place.device, place.master)
@@ -236,6 +236,10 @@ class TransformersLearner(LearnerOptions):
         return tokens
 
     def _prepare(self, module: Any, model: Model) -> None:
+        from rlsdk.learners.packing import copy_grouped_heads
+
+        if self._place.device == "cuda":
+            copy_grouped_heads(module.model)
         self._passes.adopt(module, model)
         self.prepare(module)
 
@@ -382,7 +386,9 @@ class TransformersLearner(LearnerOptions):
             tensors = [tensor for trained in self._trained.values() for tensor in trained.update_tensors()]
             tensors += [] if self._reference is None else self.frozen_tensors(self._reference)
             tensors += [] if self._moving is None else self._moving.copies()
-            self._offloaded = OffloadedTensors(each for each in tensors if each.device.type == self._place.device)
+            device = self._place.device
+            moved = (each for each in tensors if each.device.type == device)
+            self._offloaded = OffloadedTensors(moved, pinned=device == "cuda")
             log.debug("%s are in host memory until the next update", size_text(self._offloaded.nbytes))
         if self._place.device == "cuda":
             import torch

@@ -19,6 +19,7 @@ ALIKE = 16
 """Maximum difference in length between rollouts that share a call."""
 _OWN_MASKS = ("doge",)
 """Model types whose attention computes its own mask."""
+_COPIES_HEADS = "rlsdk_copies_heads"
 _adopted = count()
 
 
@@ -56,6 +57,44 @@ class PackedAttention:
         check_plain(module, attention_mask, options)
         found = attend(query, key, value, self._spans, options.get("scaling"))
         return found.transpose(1, 2).contiguous(), None
+
+
+def copied(query: Tensor, key: Tensor, value: Tensor, *, masked: bool) -> tuple[Tensor, Tensor]:
+    """Return `key` and `value`, with a copy of each head per head of `query` where the kernel on a GPU needs it.
+
+    Only torch's flash kernel shares heads. Where it does not run, neither does the memory-efficient one with shared
+    heads, and torch would compute matrices of tokens × tokens.
+    """
+    size, groups = key.shape[-1], query.shape[1] // key.shape[1]
+    flash = not masked and query.dtype != torch.float32 and size == value.shape[-1] <= 256
+    if flash or groups == 1 or not query.is_cuda:
+        return key, value
+    return key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+
+
+def copy_grouped_heads(model: Any) -> None:
+    """Make the attention `sdpa` of a transformers model copy heads where the kernel needs it; see `copied`.
+
+    transformers itself copies them only beside a mask; on a GPU, float32 needs it without one as well.
+    """
+    config = model.config.get_text_config()
+    kept = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    if config._attn_implementation != "sdpa" or kept == config.num_attention_heads or not replaceable(model):
+        return
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import sdpa_mask
+
+    def attention(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+    ) -> Any:
+        if attention_mask is None:
+            key, value = copied(query, key, value, masked=False)
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+
+    AttentionInterface.register(_COPIES_HEADS, attention)
+    AttentionMaskInterface.register(_COPIES_HEADS, sdpa_mask)
+    model.set_attn_implementation(_COPIES_HEADS)
 
 
 def attends_fully(model: Any) -> bool:
@@ -161,6 +200,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, within: PackedSpans | Tens
         within: Spans of columns, causal attention within each; or a mask, bool `[rows, tokens, tokens]`.
         scale: Factor of the scores; None for the inverse root of the size.
     """
+    key, value = copied(query, key, value, masked=isinstance(within, Tensor))
     grouped = query.shape[1] != key.shape[1]
     if isinstance(within, Tensor):
         return torch.nn.functional.scaled_dot_product_attention(

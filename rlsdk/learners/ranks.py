@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 import attrs
+from packaging.version import Version
 
 from rlsdk.cluster.compiled import compiler_environment
 from rlsdk.cluster.health import unreachable
 from rlsdk.contracts import ActorSpec
+from rlsdk.preflight import version
 
 _PATIENCE = 60.0
 """Seconds to wait for rank 0 to listen, before torch tries and reports the failure."""
@@ -20,6 +23,9 @@ _MEETING = timedelta(minutes=10)
 _WAITING = timedelta(hours=6)
 """Time that ranks wait for each other in a collective, such as for rank 0, which writes the exported model. By default,
 NCCL ends the process after 10 minutes. Ranks that die or do nothing are noticed earlier, by Ray and the watchdog."""
+
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""Environment variables of torch's allocators, of which only one is read."""
 
 
 @attrs.frozen
@@ -100,6 +106,7 @@ def environment(place: ActorSpec, *, compiled: bool) -> Mapping[str, str]:
     """
     return {
         **place.environment(),
+        **(_allocator_environment() if place.device == "cuda" else {}),
         **compiler_environment(place, compiled=compiled),
         "DS_ACCELERATOR": place.device,
         "RANK": str(place.rank),
@@ -109,3 +116,11 @@ def environment(place: ActorSpec, *, compiled: bool) -> Mapping[str, str]:
         # DeepSpeed calls collectives by deprecated names, and torch warns at every call.
         "PYTHONWARNINGS": "ignore::FutureWarning:torch.distributed.c10d_logger",
     }
+
+
+def _allocator_environment() -> Mapping[str, str]:
+    """Keep torch from rounding pinned host memory, such as that of a sleeping learner, up to a power of two."""
+    users_own = any(os.environ.get(name) for name in _ALLOCATOR)
+    # Earlier versions refuse the setting.
+    known = Version(version("torch") or "0") >= Version("2.13")
+    return {"PYTORCH_ALLOC_CONF": "pinned_max_round_threshold_mb:16"} if known and not users_own else {}

@@ -7,13 +7,15 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 import numpy as np
 
-from rlsdk.errors import LearnerError
+from rlsdk.errors import LearnerError, first_line
+from rlsdk.preflight import size_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -271,31 +273,39 @@ class PhaseTimer:
     """Accumulate seconds by name.
 
     Attributes:
-        seconds: Seconds so far, by name.
-        synchronize: Wait for the work that a phase has queued on a GPU, which would otherwise be added to the next
-            phase; None if nothing is queued.
+        event: Makes an event of the GPU's queue, such as `torch.cuda.Event`, if a phase only queues its work there; the
+            host waits for it no earlier than `seconds` is read. None if nothing is queued.
     """
 
     def __init__(self) -> None:
-        self.seconds = {"forward_seconds": 0.0, "update_seconds": 0.0}
-        self.synchronize: Callable[[], None] | None = None
+        self.event: Callable[[], Any] | None = None
+        self._seconds = {"forward_seconds": 0.0, "update_seconds": 0.0}
+        self._queued: list[tuple[str, Any, Any]] = []
 
-    def __call__(self, name: str) -> _Span:
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
         """Return a context whose duration is added to `name`."""
-        return _Span(self, name)
+        if self.event is not None:
+            begin, end = self.event(), self.event()
+            begin.record()
+            yield
+            end.record()
+            self._queued.append((name, begin, end))
+            return
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[name] += time.perf_counter() - start
 
-
-class _Span:
-    def __init__(self, timer: PhaseTimer, name: str) -> None:
-        self._timer, self._name = timer, name
-
-    def __enter__(self) -> None:
-        self._start = time.perf_counter()
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if self._timer.synchronize is not None and kind is None:
-            self._timer.synchronize()
-        self._timer.seconds[self._name] += time.perf_counter() - self._start
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Seconds so far, by name."""
+        while self._queued:
+            name, begin, end = self._queued.pop()
+            end.synchronize()
+            self._seconds[name] += begin.elapsed_time(end) / 1000
+        return self._seconds
 
 
 class OffloadedTensors:
@@ -305,12 +315,14 @@ class OffloadedTensors:
     have their old storage again, so views are valid again as well.
     """
 
-    def __init__(self, tensors: Iterable[Tensor]) -> None:
+    def __init__(self, tensors: Iterable[Tensor], *, pinned: bool = False) -> None:
         """Copy tensors to host memory and free their storage.
 
         Args:
             tensors: Tensors on one device. Those that share their storage with others, or are in a mapped file, stay
                 where they are.
+            pinned: Lock the host memory, to and from which a GPU copies several times as fast; torch keeps it for the
+                next tensors of these sizes.
         """
         self._held: list[tuple[Tensor, Tensor, int, bool]] = []
         for tensor in tensors:
@@ -320,7 +332,7 @@ class OffloadedTensors:
                 continue
             on_device = tensor.detach()  # shares the storage, and keeps it
             empty = not on_device.any()
-            tensor.data = _lazy_zeros(on_device) if empty else on_device.to("cpu", copy=True)
+            tensor.data = _lazy_zeros(on_device) if empty else _on_host(on_device, pinned=pinned)
             storage.resize_(0)
             self._held.append((tensor, on_device, size, empty))
 
@@ -339,6 +351,22 @@ class OffloadedTensors:
             else:
                 on_device.copy_(tensor.detach())
             tensor.data = on_device
+
+
+def _on_host(on_device: Tensor, *, pinned: bool) -> Tensor:
+    """Return a copy in host memory, pinned if possible."""
+    import torch
+
+    if pinned:
+        try:
+            return torch.empty(on_device.shape, dtype=on_device.dtype, pin_memory=True).copy_(on_device)
+        except RuntimeError as error:
+            log.warning(
+                "%s of host memory cannot be pinned (%s); the learner falls asleep and wakes more slowly",
+                size_text(on_device.nbytes),
+                first_line(error),
+            )
+    return on_device.to("cpu", copy=True)
 
 
 def _lazy_zeros(like: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -16,7 +17,7 @@ from rlsdk.contracts import Model, TrainBatch
 from rlsdk.errors import LearnerError
 from rlsdk.learners.model import load_policy
 from rlsdk.learners.model_faults import policy_faults
-from rlsdk.learners.packing import PackedAttention, PackedSpans, attend
+from rlsdk.learners.packing import PackedAttention, PackedSpans, attend, copy_grouped_heads
 from rlsdk.learners.rows import TokenRows, to_rows
 
 
@@ -167,3 +168,68 @@ def test_models_without_a_mask_between_packed_rollouts_are_refused() -> None:
 )
 def test_which_rows_need_no_mask(options: dict[str, Any], without: bool) -> None:
     assert rlsdk.load("learner", "deepspeed", **options).packs_without_mask == without
+
+
+class SeemsOnGPU(TorchFunctionMode):
+    """Makes tensors claim to be on a GPU; records the heads of queries and keys that attention gets."""
+
+    def __init__(self) -> None:
+        self.heads: list[tuple[int, int]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func == torch.Tensor.is_cuda.__get__:  # type: ignore[attr-defined]
+            return True
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            self.heads.append((args[0].shape[1], args[1].shape[1]))
+        return func(*args, **(kwargs or {}))
+
+
+class TestHeadsOnAGPU:
+    """Only the flash kernel shares heads: it takes 16 bits, no mask, and heads of equal size up to 256."""
+
+    @pytest.mark.parametrize(
+        ("dtype", "masked", "sizes", "heads"),
+        [
+            (torch.bfloat16, False, (64, 64), 2),
+            (torch.float32, False, (64, 64), 8),
+            (torch.bfloat16, True, (64, 64), 8),
+            (torch.bfloat16, False, (64, 32), 8),
+            (torch.bfloat16, False, (512, 512), 8),
+        ],
+    )
+    def test_are_copied_where_flash_does_not_run(
+        self, dtype: torch.dtype, masked: bool, sizes: tuple[int, int], heads: int
+    ) -> None:
+        query, key = (torch.randn(1, n, 9, sizes[0]).to(dtype) for n in (8, 2))
+        value = torch.randn(1, 2, 9, sizes[1]).to(dtype)
+        mask = torch.ones(1, 9, 9, dtype=torch.bool).tril()
+        within = mask if masked else PackedSpans([9], [None], [None], None, None)
+        expected = attend(query, key, value, within, None)
+        with SeemsOnGPU() as gpu:
+            found = attend(query, key, value, within, None)
+        assert gpu.heads == [(8, heads)]
+        torch.testing.assert_close(found, expected)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_are_copied_by_a_model_of_padded_rows(self, dtype: torch.dtype) -> None:
+        from transformers import AutoModelForCausalLM, LlamaConfig
+
+        sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 64}
+        config = LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)
+        net = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+        given = {"input_ids": torch.arange(14).view(2, 7), "use_cache": False}
+        expected = net(**given).logits
+        copy_grouped_heads(net)
+        with SeemsOnGPU() as gpu:
+            found = net(**given).logits
+        assert gpu.heads == [(4, 4 if dtype == torch.float32 else 2)]
+        torch.testing.assert_close(found, expected)
+
+    def test_are_copied_only_for_models_that_share_them(self, tied: Model) -> None:
+        for attention, heads in (("eager", 2), ("sdpa", 4)):
+            from transformers import AutoModelForCausalLM, LlamaConfig
+
+            config = LlamaConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=heads)
+            net = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+            copy_grouped_heads(net)
+            assert net.config._attn_implementation == attention

@@ -24,7 +24,8 @@ from rlsdk.contracts import ActorSpec, LossSpec, Model, Roles, TrainBatch
 from rlsdk.errors import CheckpointError, LearnerError, MissingFieldError, OptionError
 from rlsdk.learners.checkpoint import check_manifest, find_damage, write_manifest
 from rlsdk.learners.metrics import MetricAccumulator
-from rlsdk.learners.model import Critic, load_critic, load_policy
+from rlsdk.learners.micro_batches import MicroBatchRunner
+from rlsdk.learners.model import Critic, PolicyModel, load_critic, load_policy
 from rlsdk.learners.model_faults import check_layers
 from rlsdk.learners.objective import Objective, UpdateContext, critic_loss, needs_reference, value_loss
 from rlsdk.learners.ranks import Ranks
@@ -623,26 +624,116 @@ class TestSchedule:
         load(schedule="wsd", decay_steps=5, decay_shape="sqrt", warmup_steps=2)
 
 
+class Queue:
+    """A GPU's queue in seconds of its own: work is queued at once, and done one after another."""
+
+    def __init__(self) -> None:
+        self.end = 0.0
+        self.waits = 0
+
+    def event(self) -> QueueEvent:
+        return QueueEvent(self)
+
+
+class QueueEvent:
+    def __init__(self, queue: Queue) -> None:
+        self._queue, self._reached = queue, 0.0
+
+    def record(self) -> None:
+        self._reached = self._queue.end
+
+    def synchronize(self) -> None:
+        self._queue.waits += 1
+
+    def elapsed_time(self, later: QueueEvent) -> float:
+        return 1000 * (later._reached - self._reached)
+
+
 class TestPhaseTimer:
-    def test_a_phase_lasts_until_the_work_that_it_queued_is_done(self) -> None:
-        timer = PhaseTimer()
-        timer.synchronize = lambda: time.sleep(0.02)
+    def test_a_phase_lasts_as_long_as_the_work_that_it_queued_and_nothing_waits_for_it(self) -> None:
+        timer, gpu = PhaseTimer(), Queue()
+        timer.event = gpu.event
+        for name, seconds in (("forward_seconds", 2.0), ("update_seconds", 5.0), ("forward_seconds", 3.0)):
+            with timer(name):
+                gpu.end += seconds
+            gpu.end += 1.0  # of no phase
+        assert not gpu.waits
+        assert timer.seconds == {"forward_seconds": 5.0, "update_seconds": 5.0}
         with timer("update_seconds"):
-            pass
+            gpu.end += 1.0
+        assert timer.seconds["update_seconds"] == 6.0
+        assert gpu.waits == 4
+
+    def test_a_phase_that_fails_on_a_gpu_is_not_timed_and_keeps_its_error(self) -> None:
+        timer, gpu = PhaseTimer(), Queue()
+        timer.event = gpu.event
+        with pytest.raises(MemoryError), timer("update_seconds"):
+            raise MemoryError
+        assert timer.seconds["update_seconds"] == 0.0
+
+    def test_a_phase_without_a_queue_is_measured_by_the_clock(self) -> None:
+        timer = PhaseTimer()
+        with timer("update_seconds"):
+            time.sleep(0.02)
         assert timer.seconds["update_seconds"] >= 0.02 > timer.seconds["forward_seconds"]
 
-    def test_a_learner_on_a_gpu_waits_for_it(self, tied: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_learner_on_a_gpu_times_its_queue(self, tied: Model, monkeypatch: pytest.MonkeyPatch) -> None:
         def stop(*_: Any) -> None:
             raise InterruptedError
 
         monkeypatch.setattr(Ranks, "join", stop)
-        for device, waits in (("cpu", None), ("cuda", torch.cuda.synchronize)):
+        for device in ("cpu", "cuda"):
             learner = load("learner", "deepspeed")
             with patch.dict(os.environ), pytest.raises(InterruptedError):
                 learner.start(
                     Roles(actor=tied), LossSpec(policy_loss=None), ActorSpec(role="learner", device=device), 1
                 )
-            assert learner._clock.synchronize is waits
+            event = learner._clock.event
+            assert (
+                event is None
+                if device == "cpu"
+                else (event.func, event.keywords)
+                == (
+                    torch.cuda.Event,
+                    {"enable_timing": True},
+                )
+            )
+
+
+@pytest.mark.parametrize(("device", "copies"), [("cpu", False), ("cuda", True)])
+def test_a_learner_on_a_gpu_copies_heads_where_its_kernels_need_it(device: Any, copies: bool) -> None:
+    from transformers import LlamaConfig
+
+    config = LlamaConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2)
+    policy = PolicyModel(
+        AutoModelForCausalLM.from_config(config, attn_implementation="sdpa"), exact=False, router_loss=0.0
+    )
+    learner = load("learner", "deepspeed")
+    learner._place = ActorSpec(role="learner", device=device)
+    learner._passes = MicroBatchRunner(Ranks(0, 1, "cpu"), PhaseTimer(), "padded", 100, 32)
+    learner._prepare(policy, Model(path=""))
+    assert (policy.model.config._attn_implementation != "sdpa") == copies
+
+
+class TestAllocator:
+    """Pinned memory is not rounded up, unless users have settings of their own."""
+
+    def settings(self, device: Any) -> str | None:
+        return (
+            load("learner", "deepspeed").environment(ActorSpec(role="learner", device=device)).get("PYTORCH_ALLOC_CONF")
+        )
+
+    def test_has_a_setting_on_a_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+            monkeypatch.delenv(name, raising=False)
+        setting = self.settings("cuda")
+        assert setting is not None and self.settings("cpu") is None
+        library = Path(torch.__file__).parent / "lib" / "libc10.so"
+        assert setting.partition(":")[0].encode() in library.read_bytes()  # torch refuses names that it does not know
+
+    def test_keeps_the_users_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+        assert self.settings("cuda") is None
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from rlsdk.learners.trained import OffloadedTensors
 
@@ -44,3 +47,35 @@ def test_zeros_take_no_host_memory_and_return_as_zeros() -> None:
     assert not zeros.any()
     offloaded.restore()
     assert not zeros.any() and view.data_ptr() == zeros[3].data_ptr()
+
+
+class PinsMemory(TorchFunctionMode):
+    """As torch for GPUs does, gives pinned memory, here pageable, up to a limit in bytes; counts it."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.pinned = limit, 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = dict(kwargs or {})
+        pins = func is torch.empty and given.pop("pin_memory", False)
+        made = func(*args, **given)
+        if pins:
+            if made.nbytes > self.limit:
+                raise torch.AcceleratorError("CUDA error: out of memory")
+            self.pinned += made.nbytes
+        return made
+
+
+@pytest.mark.parametrize(("limit", "pinned"), [(10**6, 48), (39, 8)])
+def test_copies_for_a_gpu_are_pinned_as_far_as_memory_can_be_locked(
+    limit: int, pinned: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    parameters = [torch.nn.Parameter(torch.randn(10)), torch.randn(4, dtype=torch.bfloat16), torch.zeros(7)]
+    before = [each.detach().clone() for each in parameters]
+    with PinsMemory(limit) as gpu:
+        offloaded = OffloadedTensors(parameters, pinned=True)
+    assert gpu.pinned == pinned
+    assert all(map(torch.equal, parameters, before))
+    offloaded.restore()
+    assert all(map(torch.equal, parameters, before))
+    assert ("40 bytes of host memory cannot be pinned (CUDA error: out of memory)" in caplog.text) == (limit == 39)
