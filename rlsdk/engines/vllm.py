@@ -28,7 +28,7 @@ from rlsdk.engines.copying import copy_parts, held_parts, layout_of
 from rlsdk.engines.pretrained import end_ids, open_tokenizer
 from rlsdk.engines.vllm_model import import_architectures
 from rlsdk.engines.vllm_options import VllmOptions
-from rlsdk.engines.vllm_worker import shared
+from rlsdk.engines.vllm_worker import shared, sockets_deleted, unname_shared_memory
 from rlsdk.errors import EngineError, ValueFault
 from rlsdk.marks import engine
 from rlsdk.seeds import mix
@@ -121,15 +121,14 @@ class Vllm(VllmOptions):
         arguments = vllm_options.engine_arguments(
             model, place, self, self._adapter, routing=self._returns_routing, latent=latent, images=images
         )
-        with LazyZeros() if place.device == "cpu" and arguments["enforce_eager"] else nullcontext():
-            self._llm = LLMEngine.from_engine_args(EngineArgs(**arguments))
-        if place.device == "cpu":  # on GPUs, NCCL's watchdog reads the file as long as the workers live
-            self._llm.collective_rpc("rlsdk_remove_rendezvous")
-        if self.tensor_parallel_size > 1:  # all its processes have answered, and thus opened what they share
-            from rlsdk.engines.vllm_worker import unname_shared_memory
-
-            self._llm.collective_rpc("rlsdk_unname_shared_memory")
-            unname_shared_memory()
+        with sockets_deleted() if self.tensor_parallel_size > 1 else nullcontext():
+            with LazyZeros() if place.device == "cpu" and arguments["enforce_eager"] else nullcontext():
+                self._llm = LLMEngine.from_engine_args(EngineArgs(**arguments))
+            if place.device == "cpu":  # on GPUs, NCCL's watchdog reads the file as long as the workers live
+                self._llm.collective_rpc("rlsdk_remove_rendezvous")
+            if self.tensor_parallel_size > 1:  # all its processes have answered, and thus opened what they share
+                self._llm.collective_rpc("rlsdk_unname_shared_memory")
+                unname_shared_memory()
         self._llm.set_weight_version("0")
         if self._adapter is not None:
             vllm_options.load_blank_adapter(self._llm)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import math
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from rlsdk.contracts import Weights
 from rlsdk.errors import EngineError, RlsdkError
+from rlsdk.isolation.scratch import scratch_folder
 from rlsdk.weights import from_weights
 
 # It warns about every layer without weights, such as rotary embeddings; the engine checks for missing tensors before.
@@ -38,6 +40,24 @@ def unname_shared_memory() -> None:
         path = Path(line.split(maxsplit=5)[-1])
         if path.match("/dev/shm/vllm_dist_*"):  # of the workers' reductions on the CPU
             path.unlink(missing_ok=True)
+
+
+@contextmanager
+def sockets_deleted() -> Iterator[None]:
+    """Context manager: start vLLM's processes; their sockets are deleted at its end, when all of them have connected.
+
+    vLLM creates the sockets in the folder of temporary files, where those of a killed engine would stay.
+    """
+    name = "VLLM_RPC_BASE_PATH"
+    before = os.environ.get(name)
+    with scratch_folder("rlsdk-vllm-", "/dev/shm") as folder:  # a socket's path must be short
+        os.environ[name] = str(folder)
+        try:
+            yield
+        finally:
+            del os.environ[name]
+            if before is not None:
+                os.environ[name] = before
 
 
 _ALIGNMENT = 64
@@ -173,7 +193,6 @@ def shared(weights: Weights) -> Iterator[str]:
         weights: Weights to write.
     """
     import json
-    import os
 
     import numpy as np
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import attrs
 import numpy as np
+import psutil
 import pytest
 import torch
 from ray.exceptions import ActorDiedError
@@ -691,10 +692,12 @@ def test_vllm_through_its_actor(vllm_engine: Any, model: Model) -> None:
     assert sent == rlsdk.weights.checksums(weights)
 
 
-def shm(pid: int) -> set[Path]:
-    """Files in memory that a process shares with others, deleted ones included."""
-    found = re.findall(r"/dev/shm/(?:psm|vllm_dist)_\S+", Path(f"/proc/{pid}/maps").read_text())
-    return {Path(each) for each in found}
+def shared_files(pid: int) -> set[Path]:
+    """Files in memory, and sockets of vLLM, through which a process works with others, deleted ones included."""
+    memory = re.findall(r"/dev/shm/(?:psm|vllm_dist)_\S+", Path(f"/proc/{pid}/maps").read_text())
+    paths = [each.laddr for each in psutil.Process(pid).net_connections("unix")]
+    sockets = [path for path in paths if re.search(r"/[0-9a-f]{8}-[0-9a-f-]{27}$", path)]
+    return {Path(path) for path in memory + sockets}
 
 
 @pytest.mark.slow
@@ -710,9 +713,10 @@ def test_an_engine_dies_with_one_of_the_processes_that_divide_its_model(launched
     gone = suppress(ray.exceptions.RayActorError)  # as `launched` stops the engine
     with gone, launched(tmp_path, {"max_num_seqs": 4, "tensor_parallel_size": 2}) as engine:
         first, second = engine.run(workers)
-        shared = {path for pid in (engine.run(lambda _: os.getpid()), first, second) for path in shm(pid)}
-        assert {path.name.partition("_")[0] for path in shared} >= {"psm", "vllm"}
-        assert not [path for path in shared if path.exists()]  # nothing stays in memory when they are killed
+        shared = {path for pid in (engine.run(lambda _: os.getpid()), first, second) for path in shared_files(pid)}
+        assert {path.name.partition("_")[0] for path in shared if "_" in path.name} == {"psm", "vllm"}
+        assert {path for path in shared if path.parent.name.startswith("rlsdk-vllm-")}  # sockets
+        assert not [path for path in shared if path.exists()]  # nothing stays when they are killed
         long = Request(id="a", prompt_ids=np.array([5, 6]), sampling=Sampling(max_tokens=250, ignore_eos=True))
         stream = engine.actor.generate.options(num_returns="streaming").remote([long])
         os.kill(second, signal.SIGKILL)
