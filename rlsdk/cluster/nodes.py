@@ -97,7 +97,7 @@ def node_name(node: Mapping[str, Any]) -> str:
 async def on_draining(nodes: Sequence[DrainingNode], actors: Mapping[T, Any]) -> dict[T, DrainingNode]:
     """Return the actors on draining nodes; actors that do not answer in time are left out."""
     by_id = {node.id: node for node in nodes}
-    asked = {asyncio.ensure_future(_node_of(actor)): name for name, actor in actors.items()}
+    asked = {asyncio.ensure_future(node_of(actor)): name for name, actor in actors.items()}
     if not asked:
         return {}
     done, late = await asyncio.wait(asked, timeout=QUERY_SECONDS)
@@ -106,7 +106,7 @@ async def on_draining(nodes: Sequence[DrainingNode], actors: Mapping[T, Any]) ->
     return {asked[each]: by_id[each.result()] for each in done if each.result() in by_id}
 
 
-async def _node_of(actor: Any) -> str:
+async def node_of(actor: Any) -> str:
     """Return the id of an actor's node; empty if the actor is dead, which its next caller will notice."""
     from ray.exceptions import RayError
 

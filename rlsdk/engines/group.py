@@ -15,7 +15,7 @@ import attrs
 import numpy as np
 
 from rlsdk.cluster.actors import ActorFailures, cause_of, described, died, kill, never_ran
-from rlsdk.cluster.nodes import HAND_BACK_SECONDS, DrainingNode, on_draining
+from rlsdk.cluster.nodes import HAND_BACK_SECONDS, DrainingNode, node_of, on_draining
 from rlsdk.contracts.rollouts import WeightSender
 from rlsdk.engines.actor import STEP
 from rlsdk.engines.canary import Canary, describe_checksums
@@ -90,6 +90,7 @@ class EngineGroup:
         self._host_bytes = 0.0
         self._starts = dict.fromkeys(self._actors, 1)
         self._started: list[Any] = []
+        self._starting: dict[int, tuple[Any, asyncio.Task[str]]] = {}  # actor, and the id of its node
         self._wanted = len(self._actors)
         self._leaving: set[int] = set()
         self._changes: set[asyncio.Task[None]] = set()
@@ -143,8 +144,8 @@ class EngineGroup:
         """Start moving engines off draining nodes, without waiting.
 
         Such an engine gets no more requests, finishes its current ones or hands them back at the deadline, and restarts
-        on another node. It does not count as dead. Engines that share GPUs with the learner stay, since the run ends
-        with the learner's node.
+        on another node; if it is still starting, at once. It does not count as dead. Engines that share GPUs with the
+        learner stay, since the run ends with the learner's node.
 
         Args:
             nodes: Draining nodes; engines that are already leaving them are skipped.
@@ -152,6 +153,12 @@ class EngineGroup:
         restarts = self._restarts
         if restarts is None or self.shared:
             return
+        by_id = {node.id: node for node in nodes}
+        for rank, (actor, found) in list(self._starting.items()):
+            if found.done() and (node := by_id.get(found.result())):
+                log.warning("engine %d starts on %s: it is started elsewhere", rank, node)
+                del self._starting[rank]
+                kill(actor)
         staying = {rank: self._actors[rank] for rank in self.alive}
         for rank, node in (await on_draining(nodes, staying)).items():
             if self._actors.get(rank) is staying[rank] and rank not in self._leaving:
@@ -366,6 +373,7 @@ class EngineGroup:
         try:
             actor, ready = await restarts.start(rank, incarnation)
             self._started.append(actor)
+            self._starting[rank] = actor, asyncio.ensure_future(node_of(actor))  # it answers before it loads the model
             await ready
             async with self._syncing:
                 if self._loaded is not None:
@@ -375,12 +383,16 @@ class EngineGroup:
                 self._actors[rank] = actor
                 restarts.client.admit(rank, actor)
         except Exception as error:  # noqa: BLE001 - raised by the next call of the engines
-            if died(error) or isinstance(cause_of(error), TransferError):
+            if actor is not None and rank not in self._starting:  # `leave` has stopped it
+                self._background(self._restart(restarts, rank))
+            elif died(error) or isinstance(cause_of(error), TransferError):
                 self._handle_death(restarts, rank, actor, error)
             else:
                 named = isinstance(error, CanaryError | LearnerError)
                 self._fail(error if named else self._named(rank, "start", error))
             return
+        finally:
+            self._starting.pop(rank, None)
         log.info("engine %d is ready", rank)
 
     def _fail(self, error: Exception) -> None:

@@ -44,6 +44,8 @@ class Walker:
     def start(self, model: Model, place: ActorSpec) -> None:
         if model.path == "broken":
             raise ValueError("the model is broken")
+        if model.path == "slow":
+            time.sleep(600)
         self.wrong = float(model.path == "wrong")
         self.deaf = model.path == "deaf"
 
@@ -270,6 +272,29 @@ def test_engines_on_a_draining_node_finish_or_hand_back_and_are_started_again_wi
         assert stand.client.sampled_again == 2
         await stand.until(2)
         assert stand.engines.report()["lost"] == 0
+        stand.engines.close()
+
+    asyncio.run(go())
+
+
+def test_an_engine_that_starts_on_a_draining_node_is_started_elsewhere_without_counting_as_dead(cluster: None) -> None:
+    import ray
+
+    async def go() -> None:
+        here = ray.get_runtime_context().get_node_id()
+        stand = Stand(1, most=1, again="slow")
+        await stand.publish(2)
+        await stand.kill(0)
+        [waiting] = stand.ask(1, 3)
+        async with asyncio.timeout(60):
+            while stand.started < 2:  # noqa: ASYNC110 - nothing tells
+                await asyncio.sleep(0.05)
+            stand.again = ""
+            while stand.started < 3:
+                await stand.engines.leave([DrainingNode(here, "a node")])
+                await asyncio.sleep(0.05)
+        assert ((await waiting).completion.versions == 2).all()
+        assert stand.engines.report()["lost"] == 1
         stand.engines.close()
 
     asyncio.run(go())
