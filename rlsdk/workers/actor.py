@@ -231,7 +231,7 @@ class _Relay(logging.Handler):
         self._send(Logged(record.name, record.levelno, record.getMessage()))
 
     def add(self, actor: str, name: str, begin: float, end: float, counts: dict[str, float]) -> None:
-        self._send(Spent(actor, name, begin, end, counts))
+        self._send(Spent(actor, name, end - begin, counts))
 
 
 class RolloutWorker:

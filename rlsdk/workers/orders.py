@@ -233,12 +233,11 @@ class Logged:
 
 @attrs.frozen
 class Spent:
-    """A span of the run's trace; see `isolation.watching.SpanRecorder.add`."""
+    """A span of the run's trace that ends now, since clocks of machines differ; see `SpanRecorder.add`."""
 
     actor: str
     name: str
-    begin: float
-    end: float
+    seconds: float
     counts: dict[str, float]
 
 

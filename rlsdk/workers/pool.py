@@ -16,7 +16,7 @@ import attrs
 from rlsdk.cluster.actors import ActorFailures, cause_of, died, kill, never_ran
 from rlsdk.cluster.nodes import DrainingNode, on_draining
 from rlsdk.errors import DataError, EngineError, RunError, described
-from rlsdk.isolation.watching import note
+from rlsdk.isolation.watching import note, now
 from rlsdk.rollout.generator import Observer
 from rlsdk.rollout.scheduler import Pausable, UnfinishedError
 from rlsdk.workers.actor import RolloutWorker
@@ -291,7 +291,7 @@ class RolloutWorkerPool:
         elif isinstance(notice, Logged):
             logging.getLogger(notice.logger).log(notice.level, "rollout worker %d: %s", worker.rank, notice.text)
         else:
-            note(notice.actor, notice.name, notice.begin, **notice.counts)
+            note(notice.actor, notice.name, now() - notice.seconds, **notice.counts)
 
     def _lose(self, worker: RolloutWorker, error: Exception) -> None:
         """Handle the end of a worker once: reassign its groups, and start a replacement."""

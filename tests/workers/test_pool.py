@@ -18,6 +18,7 @@ from ray.exceptions import ActorDiedError
 from rlsdk.cluster.nodes import HAND_BACK_SECONDS, DrainingNode
 from rlsdk.errors import ConfigError, DataError, RunError
 from rlsdk.isolation.vitals import Identity
+from rlsdk.isolation.watching import RECORDER, now
 from rlsdk.rollout.scheduler import UnfinishedError
 from rlsdk.types import Group, Rollout, Score, Task
 from rlsdk.workers.orders import (
@@ -38,6 +39,7 @@ from rlsdk.workers.orders import (
     Notice,
     Release,
     Resume,
+    Spent,
     WorkerReport,
     made_in_order,
 )
@@ -350,6 +352,27 @@ async def test_the_death_of_an_engine_is_reported_once_without_earlier_deaths(
     await asyncio.sleep(0.01)
     assert lost == [(0, ENGINE, "it crashed")]
     assert "rollout worker 1: slow" in caplog.text
+
+
+async def test_spans_of_a_worker_get_the_times_of_this_machines_clock(started: StartedPool) -> None:
+    spans: list[tuple[str, str, float, float, dict[str, float]]] = []
+
+    class Recorder:
+        def add(self, *span: Any) -> None:
+            spans.append(span)
+
+    token = RECORDER.set(Recorder())
+    try:
+        waiting = await begin(started.pool, "a")
+        before = now()
+        started.actors[0].say(notices=[Spent("reward worker 0", "score", 3.0, {"rollouts": 2.0})])
+        started.actors[0].make_all()
+        await asyncio.gather(*waiting)
+    finally:
+        RECORDER.reset(token)
+    [(actor, name, begun, ended, counts)] = spans
+    assert (actor, name, counts) == ("reward worker 0", "score", {"rollouts": 2.0})
+    assert before <= ended <= now() and ended - begun == pytest.approx(3.0, abs=0.1)
 
 
 async def test_without_engines_a_pause_cancels(tmp_path: Path) -> None:
