@@ -78,13 +78,12 @@ def _start(
     rank: int,
     incarnation: int,
 ) -> tuple[Any, Any]:
-    """Start a worker on an engine's node; return its handle and an `ObjectRef` that resolves when it is ready."""
-    near = nodes[rank % len(nodes)] if nodes else ""
+    """Start a worker; return its handle and an `ObjectRef` that resolves when it is ready."""
     path = plan.folder.resolve() / "logs" / f"rollout-worker-{rank}.log"
     actor = spawn(
         RolloutWorkerActor,
         str(path),
-        node=near if near in {node["NodeID"] for node in staying_nodes()} else "",  # otherwise Ray chooses one
+        node=_node(nodes, rank),
         concurrency=10_000,
         watched_as=f"rollout worker {rank}",
         log_path=path,
@@ -94,3 +93,22 @@ def _start(
     name = f"w{rank}" + (f"-life-{incarnation + 1}" if incarnation else "")
     share = RolloutShare(rank, plan.config.rollout.workers, name, actors)
     return actor, actor.start.remote(WorkerSpec(portable, Surroundings(), share, observed))
+
+
+def _node(engines: Sequence[str], rank: int) -> str:
+    """Return a node for a worker: an engine's or, if all of those are gone, this process's; "" lets Ray choose.
+
+    Ray could choose a node whose packages were never compared, such as one that joined later.
+
+    Args:
+        engines: Nodes on which the engines were started; if there are none, Ray chooses.
+        rank: Rank of the worker.
+    """
+    import ray
+
+    if not engines:
+        return ""
+    first = rank % len(engines)
+    preferred = [*engines[first:], *engines[:first], ray.get_runtime_context().get_node_id()]
+    staying = {node["NodeID"] for node in staying_nodes()}
+    return next((node for node in preferred if node in staying), "")
