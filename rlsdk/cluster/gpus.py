@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import attrs
 
-from rlsdk.cluster.nodes import staying_nodes
+from rlsdk.cluster.nodes import cluster_use, staying_nodes
 from rlsdk.config.schema import PlacementSection, RoleSection
 from rlsdk.contracts import ApartRole
 from rlsdk.errors import EnvironmentFault
@@ -336,7 +336,7 @@ def _group(node: GPUNode, bundles: Sequence[Mapping[str, float]]) -> Any:
     wanted = ", ".join(f"{amount:g} {name}" for name, amount in total.items())
     raise EnvironmentFault(
         f"Ray could not reserve {wanted} on {node.name} within {RESERVE_SECONDS:g} s: another job of the cluster "
-        "holds them (`ray status` shows what is used). Wait for it, or lower placement.engines or "
+        f"holds them (`ray status` shows what is used; {cluster_use()}). Wait for it, or lower placement.engines or "
         "placement.learners"
     )
 

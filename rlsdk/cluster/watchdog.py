@@ -241,10 +241,10 @@ class Watchdog:
             return
         if found is None:
             if watched.identity is None and now - watched.asked >= self._warn and not watched.warned:
-                watched.warned = True
+                watched.warned, use = True, self._prober.cluster_use()
                 log.warning(
-                    "%s is not working yet, %.0f s after its start; Ray may lack resources for it; its log is %s",
-                    *(watched, now - watched.asked, watched.log),
+                    "%s is not working yet, %.0f s after its start; Ray may lack resources for it%s; its log is %s",
+                    *(watched, now - watched.asked, f" ({use})" if use else "", watched.log),
                 )
             return
         if watched.identity is None and watched.warned:

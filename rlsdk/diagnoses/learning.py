@@ -19,7 +19,8 @@ def entropy_collapse(
 
     Reads `actor/entropy`, or `rollouts/entropy` if the algorithm does not compute the former. Most of a run's entropy
     loss happens early, and reward rises at its expense until both plateau (arXiv:2505.22617); DAPO raises the upper
-    clip for this reason (arXiv:2503.14476, section 3.1). A model that solves nearly every task may be confident.
+    clip for this reason (arXiv:2503.14476, section 3.1). A model that solves nearly every task may be confident, and
+    one that imitates demonstrations is meant to be: such runs have neither `rollouts/entropy` nor `time/engines_idle`.
 
     Args:
         history: Metrics so far.
@@ -28,7 +29,8 @@ def entropy_collapse(
         solved: Accuracy above which low entropy is fine.
     """
     entropy = history.first_of("actor/entropy", "rollouts/entropy")
-    if not history.current(entropy, 2 * window):
+    samples = len(history.first_of("rollouts/entropy", "time/engines_idle"))
+    if not samples or not history.current(entropy, 2 * window):
         return None
     before, now = entropy.first(window).mean, entropy.last(window).mean
     if now >= share * before or history["accuracy/mean"].last(window).mean >= solved:

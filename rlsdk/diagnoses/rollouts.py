@@ -271,7 +271,8 @@ def learner_bound(
 ) -> Finding | None:
     """The learner is the bottleneck: more engines would not make the run faster.
 
-    Reads the learner's phases in `time/…`; if rollouts run ahead, `time/wait_for_rollouts` as well.
+    Reads the learner's phases in `time/…`, and `time/engines_idle`, which runs without sampling lack; if rollouts run
+    ahead, `time/wait_for_rollouts` as well.
 
     Args:
         history: Metrics so far.
@@ -281,6 +282,8 @@ def learner_bound(
     """
     update = history["time/update"]
     if not history.current(update, window) or _seconds(history, window) < least_seconds:
+        return None
+    if not len(history["time/engines_idle"]):
         return None
     now = _learning(history, window)
     if now < share or (len(history["time/wait_for_rollouts"]) and _waiting(history, window) > 0.05):

@@ -228,9 +228,11 @@ class Judge:
         extra: Additional fields of the request, such as `{reasoning_effort: low}`.
         max_characters: Maximum characters of each text; the middle of longer texts is omitted.
         max_concurrency: Maximum concurrent requests.
-        retries: Number of retries after connection errors, status 429 and 5xx, with exponential backoff, or after the
-            server's Retry-After if that is longer.
+        retries: Number of retries after connection errors, status 408, 429 and 5xx, and bodies that are not a chat
+            completion, with exponential backoff, or after the server's Retry-After if that is longer.
         timeout: Time limit in seconds for a verdict, including retries, excluding the wait for its turn.
+        attempt_timeout: Time limit in seconds for one attempt, after which it is retried, for a judge that sometimes
+            never answers; by default, an attempt may take the whole `timeout`.
         cache: File that stores verdicts; a response already judged by the same judge with the same rubric is not judged
             again.
     """
@@ -250,6 +252,7 @@ class Judge:
     max_concurrency: int = 16
     retries: int = 4
     timeout: Annotated[float, above(0)] = 120.0
+    attempt_timeout: Annotated[float, above(0)] | None = None
     cache: str | None = None
     _text: str = attrs.field(default="", init=False, repr=False)
     _endpoint: JudgeClient = attrs.field(default=None, init=False, eq=False, repr=False)
@@ -279,7 +282,8 @@ class Judge:
         if taken := sorted(_RESERVED & set(self.extra)):
             raise ValueFault(f"extra must not hold {', '.join(taken)}: the reward sets them itself")
         object.__setattr__(self, "_text", read_rubric(self.rubric))
-        endpoint = JudgeClient(self.base_url, self.api_key_env, self.max_concurrency, self.retries, self.timeout)
+        limits = (self.max_concurrency, self.retries, self.timeout, self.attempt_timeout)
+        endpoint = JudgeClient(self.base_url, self.api_key_env, *limits)
         object.__setattr__(self, "_endpoint", endpoint)
         object.__setattr__(self, "_kept", None if self.cache is None else _Kept(self.cache))
 

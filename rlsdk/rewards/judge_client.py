@@ -57,6 +57,7 @@ class JudgeClient:
         max_concurrency: Maximum number of concurrent requests.
         retries: Retries of a request after its first attempt.
         timeout: Seconds for a request with its retries, excluding the wait for its turn.
+        attempt_timeout: Seconds for one attempt; None for no limit of its own.
     """
 
     base_url: str
@@ -64,6 +65,7 @@ class JudgeClient:
     max_concurrency: int
     retries: int
     timeout: float
+    attempt_timeout: float | None = None
     _session: _LoopConnections | None = attrs.field(default=None, init=False)
 
     async def ask(self, body: Mapping[str, Any]) -> str:
@@ -92,7 +94,8 @@ class JudgeClient:
                                 await asyncio.sleep(wait)
             except TimeoutError as error:
                 before = f"; the last attempt before: {last}" if last else ""
-                raise EndpointError(f"no answer within {self.timeout:g} s{before}") from error
+                hint = "" if last or self.attempt_timeout else "; attempt_timeout makes it ask again sooner"
+                raise EndpointError(f"no answer within {self.timeout:g} s{before}{hint}") from error
             raise EndpointError(f"{last} (after {counted(self.retries + 1, 'attempt')})")
 
     @asynccontextmanager
@@ -122,14 +125,17 @@ class JudgeClient:
         headers = {"accept-encoding": "identity", **({"authorization": f"Bearer {key}"} if key else {})}
         url = f"{self.base_url.rstrip('/')}/chat/completions"
         try:
-            async with client.stream("POST", url, json=body, headers=headers) as response:
+            async with (
+                _attempt_limited(self.attempt_timeout),
+                client.stream("POST", url, json=body, headers=headers) as response,
+            ):
                 text = await self._body(response)
-                status, wait = response.status_code, _retry_after(response.headers.get("retry-after"))
-        except httpx.TransportError as error:
+                status, wait = response.status_code, _retry_after(response.headers)
+        except httpx.RequestError as error:
             raise EndpointError(self._clean(f"{type(error).__name__}: {error} ({url})"), 0.0) from error
         if status == 200:
             return _content(text)
-        again = status == 429 or status >= 500
+        again = status in (408, 429) or status >= 500
         where = "" if again or status in (400, 401, 403) else f" ({url})"  # the address may be wrong
         raise EndpointError(self._clean(f"status {status}: {text.strip()}") + where, wait if again else None)
 
@@ -151,19 +157,40 @@ class JudgeClient:
         return held.decode("utf-8", "replace")
 
 
-def _retry_after(value: str | None) -> float:
-    """Return the seconds that a server asks to wait (`Retry-After`, a number or a date); 0 without that header."""
+@asynccontextmanager
+async def _attempt_limited(seconds: float | None) -> AsyncIterator[None]:
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            yield
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise EndpointError(f"no answer to an attempt within {seconds:g} s", 0.0) from error
+
+
+def _retry_after(headers: Mapping[str, str]) -> float:
+    """Return the seconds that a server asks to wait (`retry-after`, a number or a date); 0 without that header."""
+    value = headers.get("retry-after")
     if value is None:
         return 0.0
     try:
         seconds = float(value)
     except ValueError:
-        try:
-            until = email.utils.parsedate_to_datetime(value)
-        except ValueError:
-            return 0.0
-        seconds = (until - datetime.datetime.now(until.tzinfo)).total_seconds()
+        until = _date(value)
+        # By the server's own clock: this machine's may be wrong.
+        now = _date(headers.get("date")) or datetime.datetime.now(datetime.UTC)
+        seconds = 0.0 if until is None else (until - now).total_seconds()
     return max(seconds, 0.0) if math.isfinite(seconds) else 0.0
+
+
+def _date(value: str | None) -> datetime.datetime | None:
+    """Parse the date of a header; None if it is none."""
+    try:
+        found = email.utils.parsedate_to_datetime(value or "")
+    except ValueError:
+        return None
+    return found if found.tzinfo else found.replace(tzinfo=datetime.UTC)
 
 
 def _content(text: str) -> str:
@@ -171,7 +198,8 @@ def _content(text: str) -> str:
         choice = json.loads(text)["choices"][0]
         content, cut = choice["message"]["content"], choice.get("finish_reason") == "length"
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
-        raise EndpointError(f"its answer is not a chat completion: {text[:_MOST]!r}") from error
+        # The page of a gateway, an `error` with status 200, or half an answer: the next attempt may succeed.
+        raise EndpointError(f"its answer is not a chat completion: {text[:_MOST]!r}", 0.0) from error
     if not isinstance(content, str):
         raise EndpointError(f"its answer holds no text: {text[:_MOST]!r}")
     if cut:  # the verdict is at the end; an earlier one may be a draft, or half a number

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -104,11 +105,18 @@ def named(tool: str, names: Sequence[str], call: Call) -> dict[str, Any]:
 
 
 def as_text(result: Any, limit: int) -> str:
-    """Format a tool's result for the policy, truncated: text unchanged, anything else as JSON if possible."""
+    """Format a tool's result for the policy, truncated: text unchanged, anything else as JSON if possible.
+
+    Raises:
+        TypeError: The result has no text but its type and address, such as an image.
+    """
     try:
         text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
     except (TypeError, ValueError):
         text = str(result)
+        if re.fullmatch(r"<.* at 0x[0-9a-fA-F]+>", text):
+            kind = type(result)
+            raise TypeError(f"the tool returned a {kind.__module__}.{kind.__qualname__}, which has no text") from None
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit} characters left out)"
 
 

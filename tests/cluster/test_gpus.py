@@ -194,4 +194,5 @@ def test_gpus_that_another_job_is_releasing_are_awaited_though_a_larger_node_has
 
 def test_gpus_of_another_job_are_reported(seen: dict[str, Any]) -> None:
     assert seen["refused"].startswith("Ray could not reserve 1 GPU, 2 CPU on ")
-    assert "`ray status` shows" in seen["refused"]
+    assert "`ray status` shows what is used; free are " in seen["refused"]
+    assert " of 32 CPU, 0 of 6 GPU; other programs on the cluster: none)" in seen["refused"]

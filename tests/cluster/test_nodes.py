@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from rlsdk.cluster.nodes import DrainingNode, NodeReport, absent_resources, check_folder, package_faults
+from rlsdk.cluster.nodes import (
+    DrainingNode,
+    NodeReport,
+    absent_resources,
+    check_folder,
+    package_faults,
+    too_many_actors,
+)
 from rlsdk.errors import EnvironmentFault
 
 HERE = {"rlsdk": "0.9.0", "rlsdk-mylab": "0.1.0", "torch": "2.13.0+cpu", "vllm": "0.32.0"}
@@ -56,6 +63,17 @@ def test_resources_that_no_node_has_are_named() -> None:
     both = {"sampling": 1.0, "training": 1.0}  # on different nodes
     (text,) = absent_resources({"placement.engine_resources": both}, nodes)
     assert "has sampling 1, training 1;" in text
+
+
+def test_resources_that_all_actors_never_have_at_once_are_named() -> None:
+    nodes = [{"CPU": 2.0, "training": 1.0}, {"CPU": 1.0}]
+    assert list(too_many_actors([(2, {}), (1, {"training": 1.0})], nodes)) == []
+    assert list(too_many_actors([(2, {}), (2, {"training": 1.0})], nodes)) == [
+        "placement: the 4 engines and learner ranks of the run hold 4 CPU at once, and the nodes of the cluster have "
+        "3. The run waits until more join",
+        "placement: the 4 engines and learner ranks of the run hold 2 training at once, and the nodes of the cluster "
+        "have 1. The run waits until more join",
+    ]
 
 
 def test_work_is_handed_back_before_the_deadline_and_never_if_there_is_none() -> None:

@@ -55,6 +55,9 @@ class Processes(Prober):
     def answer(self, asked: Any) -> tuple[bool, Identity | None]:
         return (False, None) if asked in self.dumb else (True, self.answers[asked])
 
+    def cluster_use(self) -> str:
+        return "free are 0 of 2 CPU"
+
     def look(self, processes: Sequence[Identity], *, measured: bool = True) -> list[Vitals]:
         return [self.found[each] for each in processes]
 
@@ -312,7 +315,7 @@ def test_an_actor_that_never_starts_is_reported_and_does_not_end_the_run(
     bench.processes.dumb = {"engine"}
     bench.run(2000)
     [said] = caplog.messages
-    assert "engine 0 is not working yet" in said and "Ray may lack resources for it" in said
+    assert "engine 0 is not working yet" in said and "Ray may lack resources for it (free are 0 of 2 CPU);" in said
     bench.processes.dumb = set()
     bench.run(2)
     assert "is working now" in caplog.messages[-1] and not bench.dog.verdict

@@ -38,7 +38,7 @@ def every(count: int, curve: Curve) -> Curve:
 
 
 TRIGGERS: dict[str, History] = {
-    "entropy_collapse": history(actor__entropy=lambda s: 0.9 * 0.9**s, accuracy__mean=0.4),
+    "entropy_collapse": history(actor__entropy=lambda s: 0.9 * 0.9**s, rollouts__entropy=0.5, accuracy__mean=0.4),
     "kl_runaway": history(actor__ref_kl=lambda s: 0.01 * s),
     "clip_share": history(actor__clip_share=lambda s: min(0.01 * s, 0.5)),
     "skipped_updates": history(actor__skipped_updates=lambda s: s % 5 == 0),
@@ -62,7 +62,9 @@ TRIGGERS: dict[str, History] = {
 }
 HEALTHY: dict[str, History] = {
     # the same fall of the entropy, where the tasks are solved; and one that stops
-    "entropy_collapse": history(actor__entropy=lambda s: 0.9 * 0.9**s, accuracy__mean=lambda s: min(1.0, s / 25)),
+    "entropy_collapse": history(
+        actor__entropy=lambda s: 0.9 * 0.9**s, rollouts__entropy=0.5, accuracy__mean=lambda s: min(1.0, s / 25)
+    ),
     "kl_runaway": history(actor__ref_kl=0.05, actor__kl_to_old=0.01),
     "clip_share": history(actor__clip_share=0.15),
     "skipped_updates": history(actor__skipped_updates=lambda s: s == 20, critic__skipped_updates=0.0),
@@ -133,6 +135,11 @@ def test_an_old_value_is_not_found_again_and_again() -> None:
 def test_entropy_is_estimated_from_sampled_tokens_if_no_part_computes_it() -> None:
     found = rlsdk.load("diagnosis", "entropy_collapse")(history(rollouts__entropy=lambda s: 0.9**s))
     assert "from 0.586 to 0.0248 nats" in found.message  # means of 0.9 … 0.9¹⁰ and of 0.9³¹ … 0.9⁴⁰
+
+
+def test_imitation_of_demonstrations_makes_a_policy_certain_and_the_learner_busy() -> None:
+    imitates = history(actor__entropy=lambda s: 6 * 0.9**s, time__step=20.0, time__update=19.0)
+    assert diagnose(lines(imitates), rules()) == []
 
 
 def test_sampling_ahead_explains_a_kl_to_the_sampler() -> None:

@@ -299,9 +299,10 @@ def test_any_answer_is_read_or_refused(text, form):
     [
         (said("I cannot say."), "holds no score (json): 'I cannot say.'", 1),
         (said('{"score": 70}'), "its score 70 is not within 0 to 10", 1),
-        (raw("<html>"), "not a chat completion: '<html>'", 1),
-        (raw("[" * 100_000), "not a chat completion", 1),
-        (raw('{"choices": []}'), "not a chat completion", 1),
+        (raw("<html>"), "not a chat completion: '<html>' (after 3 attempts)", 3),
+        (raw("[" * 100_000), "not a chat completion", 3),
+        (raw('{"choices": []}'), "not a chat completion", 3),
+        (raw('{"error": {"code": 429, "message": "slow down"}}'), 'not a chat completion: \'{"error"', 3),
         (raw('{"choices": [{"message": {"content": null}}]}'), "holds no text", 1),
         (
             raw('{"choices": [{"message": {"content": "{\\"score\\": 9}, no"}, "finish_reason": "length"}]}'),
@@ -313,9 +314,11 @@ def test_any_answer_is_read_or_refused(text, form):
         (refused(401), "status 401", 1),
         (refused(404), "status 404: no (http://127.0.0.1:", 1),
         (refused(302, "", {"location": "http://127.0.0.1:1/"}), "status 302", 1),
+        (refused(408), "status 408: no (after 3 attempts)", 3),
         (refused(500), "status 500: no (after 3 attempts)", 3),
         (refused(429, "", {"retry-after": "0"}), "status 429:  (after 3 attempts)", 3),
         (dies, "RemoteProtocolError", 3),
+        (lambda handler: handler.reply(200, "no gzip", {"content-encoding": "gzip"}), "DecodingError", 3),
     ],
 )
 def test_what_is_no_verdict_is_invalid_and_never_a_zero(server, answer, reason, requests, monkeypatch):
@@ -333,7 +336,7 @@ def test_a_single_attempt_is_counted_as_one(server):
     assert "status 500: no (after 1 attempt)" in score(load(server, retries=0)).reason
 
 
-@pytest.mark.parametrize("first", [refused(429), refused(503), dies])
+@pytest.mark.parametrize("first", [refused(429), refused(503), dies, raw(completion("[[1]]")[:20])])
 def test_another_attempt(server, first):
     server.answers = [first, said('{"score": 5}')]
     assert score(load(server)).value == 0.5
@@ -363,9 +366,16 @@ def test_a_wait_beyond_the_time_limit_is_not_begun(server):
 
 
 def test_retry_after_as_a_date():
-    assert _retry_after("Thu, 01 Jan 1970 00:00:00 GMT") == 0.0
-    assert _retry_after("Fri, 31 Dec 9999 23:59:59 GMT") > 1e9
-    assert [_retry_after(value) for value in (None, "soon", "nan", "inf", "-3", "2.5")] == [0, 0, 0, 0, 0, 2.5]
+    def seconds(value: str, date: str = "") -> float:
+        return _retry_after({"retry-after": value, "date": date})
+
+    assert seconds("Thu, 01 Jan 1970 00:00:00 GMT") == 0.0
+    assert seconds("Fri, 31 Dec 9999 23:59:59 GMT") > 1e9
+    assert [seconds(value) for value in ("", "soon", "nan", "inf", "-3", "2.5")] == [0, 0, 0, 0, 0, 2.5]
+    assert _retry_after({}) == 0.0
+    # by the server's clock, whatever the time is here
+    assert seconds("Tue, 01 Jan 2030 00:00:09 GMT", "Tue, 01 Jan 2030 00:00:02 GMT") == 7.0
+    assert seconds("Tue, 01 Jan 2030 00:00:09 -0000", "Tue, 01 Jan 2030 00:00:02 GMT") == 7.0
 
 
 def test_a_slow_judge(server):
@@ -374,7 +384,18 @@ def test_a_slow_judge(server):
     found = score(load(server, timeout=0.3))
     scored.set()
     assert not found.valid
-    assert found.reason.endswith("no answer within 0.3 s")
+    assert found.reason.endswith("no answer within 0.3 s; attempt_timeout makes it ask again sooner")
+
+
+def test_an_attempt_without_an_answer_is_made_again(server):
+    over = threading.Event()
+    server.answers = [said('{"score": 3}', once=over), said('{"score": 5}')]
+    assert score(load(server, attempt_timeout=0.3)).value == 0.5
+    assert len(server.asked) == 2
+    server.answers = [said('{"score": 3}', once=over)]
+    found = score(load(server, attempt_timeout=0.1, retries=1))
+    over.set()
+    assert found.reason.endswith("no answer to an attempt within 0.1 s (after 2 attempts)")
 
 
 def test_a_bound_on_requests_at_once(server):

@@ -326,3 +326,6 @@ def test_results_as_text() -> None:
     assert as_text({"x": "é"}, 99) == '{"x": "é"}'
     assert as_text({1, 2} - {2}, 99) == "{1}"
     assert as_text("x" * 20, 5) == "xxxxx… (15 characters left out)"
+    assert as_text("<b> at 0x1f>", 99) == "<b> at 0x1f>"
+    with pytest.raises(TypeError, match=r"the tool returned a builtins\.object, which has no text"):
+        as_text(object(), 99)
