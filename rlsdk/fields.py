@@ -22,6 +22,8 @@ Model = Literal["actor", "reference", "critic"]
 MARK = "__rlsdk_field__"
 """Attribute of a function that declares a field."""
 
+WHOLE_GROUPS = frozenset({"groups", "pairs"})
+"""Fields by which a loss reads the group of each rollout: groups are then never split over micro-batches."""
 READS: Mapping[str, Inputs] = {
     "shaping": "credit",
     "advantage": "credit",
@@ -79,7 +81,7 @@ FIELDS: tuple[Field, ...] = (
     _field("reward_parts", "rollout", "reward", credit="on request"),
     _field("reward_weights", "batch", "reward", credit="on request"),
     _field("baseline_rewards", "rollout", "reward", credit="on request"),
-    _field("groups", "rollout", "trainer", credit="always"),
+    _field("groups", "rollout", "trainer", credit="always", loss="on request"),
     _field("sources", "rollout", "trainer", credit="on request"),
     _field("pairs", "rollout", "trainer", loss="on request"),
     _field("preferred", "rollout", "trainer", loss="on request"),
@@ -112,7 +114,8 @@ FIELDS: tuple[Field, ...] = (
 HELPERS = frozenset(
     {
         *("ALWAYS", "CLOCK", "clock", "detach", "edits", "extra", "from_padded", "generator", "group_mean"),
-        *("group_size", "group_std", "group_sum", "only", "outcomes", "per_token", "replace", "rollouts", "rows"),
+        *("group_size", "group_std", "group_sum", "only", "outcomes", "per_token", "replace", "rollout_mean"),
+        *("rollout_sum", "rollouts", "rows"),
         *("sampled_tokens", "sequence_mean", "sequence_sum", "shaped", "to", "to_padded", "whole", "width"),
         "with_extra",
     }

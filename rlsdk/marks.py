@@ -157,12 +157,12 @@ def policy_loss(
 ) -> Callable[[T], T]:
     """Mark a policy loss: `(x: LossInputs, *, …) -> Tensor[t] | (Tensor[t], metrics)`, per token and not averaged.
 
-    A metric is a number, or a tensor with a value per token (averaged over trained tokens), per rollout or per pair.
+    A metric is a number, or a tensor with a value per token (averaged over trained tokens), rollout, group or pair.
 
     Args:
         name: Name within the plugin.
-        needs: Optional input fields that it reads. Without `pairs`, `preferred` is True for right answers; with
-            `pairs`, for the better answer of each pair.
+        needs: Optional input fields that it reads. With `groups`, the rollouts of a group are always together. Without
+            `pairs`, `preferred` is True for right answers; with `pairs`, for the better answer of each pair.
         whole_batch: True if it reads `x.whole`.
         aggregates: Aggregations that its formula is defined for; a run with another one is refused. Empty: all.
         corrects: Importance weight that the loss applies itself: `old` for the ratio of `old_logprobs` to

@@ -30,6 +30,7 @@ class LossInputs(Packed):
         ref_logprobs: float, log-probabilities under the reference policy.
         entropy: float, entropy of the policy being trained, in nats; carries the gradient.
         values: float, the critic's values before the update.
+        groups: int64 `[n]`, dense index of the group; a group is never split.
         pairs: int64 `[n]`, dense index of the pair; a pair is never split.
         preferred: bool `[n]`, the better one of its pair; for a loss that reads no pairs, an answer that is right: its
             reward is at least the algorithm's `passing`.
@@ -52,6 +53,7 @@ class LossInputs(Packed):
     ref_logprobs: Tensor = optional()
     entropy: Tensor = optional()
     values: Tensor = optional()
+    groups: Tensor = optional()
     pairs: Tensor = optional()
     preferred: Tensor = optional()
     expert: Tensor = optional()
@@ -147,12 +149,20 @@ class LossInputs(Packed):
 
     def sequence_sum(self, values_t: Tensor) -> Tensor:
         """`[t]` -> `[t]`: sum over the trained tokens of the rollout, on each of its tokens."""
-        return total(torch.where(self.loss_mask, values_t, 0), self.segments, self.rollouts)[self.segments]
+        return self.rollout_sum(values_t)[self.segments]
 
     def sequence_mean(self, values_t: Tensor) -> Tensor:
         """`[t]` -> `[t]`: mean over the rollout's trained tokens, on each of its tokens; 0 if there are none."""
-        count = self.sequence_sum(torch.ones_like(wide(values_t.detach())))
-        return self.sequence_sum(values_t) / count.clamp(min=1)
+        return self.rollout_mean(values_t)[self.segments]
+
+    def rollout_sum(self, values_t: Tensor) -> Tensor:
+        """`[t]` -> `[n]`: sum over the rollout's trained tokens."""
+        return total(torch.where(self.loss_mask, values_t, 0), self.segments, self.rollouts)
+
+    def rollout_mean(self, values_t: Tensor) -> Tensor:
+        """`[t]` -> `[n]`: mean over the rollout's trained tokens; 0 if there are none."""
+        count = self.rollout_sum(torch.ones_like(wide(values_t.detach())))
+        return self.rollout_sum(values_t) / count.clamp(min=1)
 
 
 @attrs.frozen

@@ -188,6 +188,7 @@ def _gradient(loss: Any, *, sign: float = 1.0, moved: float = 0.0) -> Any | None
         ref_logprobs=logprobs.detach(),
         entropy=-logprobs.detach(),
         values=logprobs.detach(),
+        groups=torch.zeros(2, dtype=torch.long),
         pairs=torch.zeros(2, dtype=torch.long),
         preferred=labels,
         expert=~labels,

@@ -13,7 +13,7 @@ from rlsdk.components import Component, Use
 from rlsdk.config.schema import Config, RoleSection
 from rlsdk.config.tree import Tree, current_path
 from rlsdk.contracts import AlgorithmDefaults, ApartRole, DrivesOtherCode, LossSpec, Model, RewardSpec, RunFacts
-from rlsdk.fields import Field
+from rlsdk.fields import WHOLE_GROUPS, Field
 from rlsdk.kinds import COMBINED, PART_LISTS, PARTS
 from rlsdk.options import CONVERTER, Fault, structure
 from rlsdk.plugins import ComponentRef, Fingerprint, Plugins, short_name
@@ -383,6 +383,11 @@ class Plan:
         """Parts of the reward that the algorithm reads one by one; empty if it reads their sum."""
         parts = self.rewards if "reward_parts" in self.needs else ()
         return frozenset(part.rule.name for part in parts if part.rule.weight)
+
+    @property
+    def whole_groups(self) -> bool:
+        """True if the loss compares the rollouts of a group, which must then be in one micro-batch."""
+        return not self.needs.isdisjoint(WHOLE_GROUPS)
 
     @property
     def needs_reference(self) -> bool:

@@ -33,7 +33,7 @@ from rlsdk.config.tree import Source, Tree, normalise, read
 from rlsdk.contracts import AlgorithmDefaults, ApartRole, LossSpec, ReplacesTemplate, batch_of, memory_of
 from rlsdk.contracts.required import missing_members
 from rlsdk.errors import ConfigError, OptionError, PluginError, UnknownComponentError, nearest, option_path
-from rlsdk.fields import Field
+from rlsdk.fields import READS, Field, names
 from rlsdk.kinds import PART_LISTS, PARTS, Kind
 from rlsdk.options import structure, unknown
 from rlsdk.plugins import CORE, ComponentRef, Plugins, short_name
@@ -164,7 +164,10 @@ class _Resolver:
                 f"{found.name.partition('/')[0]}` shows how they are called"
             )
             return None
-        self.needs |= {*component.needs, *(("routed_experts",) if component.replays_routing else ())}
+        # An advantage always gets `groups`; only a loss that declares it needs whole groups.
+        always = names(READS[kind], access="always") if kind in READS else ()
+        self.needs |= {*component.needs}.difference(always)
+        self.needs |= {"routed_experts"} if component.replays_routing else set()
         for field in component.fields:
             self.needs |= set(field.needs)
             if self.fields.setdefault(field.name, field).produce is not field.produce:

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from rlsdk.config.rollout import ReplaySection, StorageSection
 from rlsdk.config.schema import Config, ReferenceSection
 from rlsdk.contracts import AlgorithmDefaults
+from rlsdk.fields import WHOLE_GROUPS
 from rlsdk.plurals import counted
 from rlsdk.storage.location import is_url, url_fault
 
@@ -137,6 +138,11 @@ def cross_checks(
         (
             "values" in needs and not algorithm.critic,
             "algorithm.critic: the advantage reads a critic's values; set it to true",
+        ),
+        (
+            config.minibatches > config.batch_size and not WHOLE_GROUPS.isdisjoint(needs),
+            f"minibatches: {config.minibatches} of {counted(config.batch_size, 'group')} leaves some empty, since the "
+            f"policy loss or a correction needs whole groups; give at most {config.batch_size}",
         ),
         (
             config.critic.warmup_steps > 0 and not algorithm.critic,

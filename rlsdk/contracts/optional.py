@@ -272,6 +272,7 @@ class UpdateShape:
         prompt: Tokens of each prompt.
         response: Tokens of each response.
         prompts: Number of distinct prompts among them.
+        together: Number of rollouts that must be in one micro-batch, since the loss compares them.
         free: Bytes available to the learner on its device, for options that depend on it; None if unknown.
     """
 
@@ -279,6 +280,7 @@ class UpdateShape:
     prompt: int
     response: int
     prompts: int = 1
+    together: int = 1
     free: int | None = None
 
 

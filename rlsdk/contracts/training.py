@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 import attrs
 
 from rlsdk.contracts.generation import ActorSpec, Adapter, Model, Weights
+from rlsdk.fields import WHOLE_GROUPS
 from rlsdk.schedules import EntropyTarget, Schedule
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class TrainBatch:
         responses: int64 `[n]`, response tokens of each rollout; their sum is `t`.
         loss_mask: bool `[t]`.
         tokens: name -> `[t]` array: behaviour_logprobs, old_logprobs, ref_logprobs, advantages, returns, values.
-        rollouts: name -> `[n]` array: pairs, preferred, expert.
+        rollouts: name -> `[n]` array: groups, pairs, preferred, expert.
         context: name -> `[T, …]` array: routed_experts; image_mask (bool, True for image tokens).
         images: Images of each rollout, in token order; empty if no rollout has any.
     """
@@ -161,6 +162,11 @@ class TrainBatch:
         return cls(
             **arrays, tokens=fields("tokens"), rollouts=fields("rollouts"), context=fields("context"), images=images
         )
+
+    @property
+    def whole_groups(self) -> np.ndarray | None:
+        """Label of the group of each rollout, int64 `[n]`, if the loss needs whole groups; None if it does not."""
+        return next((self.rollouts[name] for name in WHOLE_GROUPS if name in self.rollouts), None)
 
     @property
     def trained_tokens(self) -> np.ndarray:

@@ -110,7 +110,8 @@ def largest_rows(options: LearnerOptions, model: Model, shape: UpdateShape, toke
     )
     if model.exact:
         return to_exact_row(batch.select(np.arange(1)), model.max_length)
-    part = plan(read_lengths(batch), tokens, packed=options.rows == "packed")[0]
+    groups = np.arange(count) // shape.together
+    part = plan(read_lengths(batch), tokens, packed=options.rows == "packed", groups=groups)[0]
     # In a tree, rollouts without a common prefix have a row each.
     return to_rows(batch.select(part), "padded" if options.rows == "tree" else options.rows)
 

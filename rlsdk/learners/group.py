@@ -207,8 +207,8 @@ class LearnerGroup:
         """Return the rollouts `index`, distributed over ranks."""
         if len(self.actors) == 1:
             return [index]
-        pairs = batch.rollouts.get("pairs")
-        shares = split(read_lengths(batch)[index], len(self.actors), None if pairs is None else pairs[index])
+        groups = batch.whole_groups
+        shares = split(read_lengths(batch)[index], len(self.actors), None if groups is None else groups[index])
         return [index[share] for share in shares]
 
     def update(self, batch: TrainBatch, minibatches: Sequence[np.ndarray], step: int) -> dict[str, float]:

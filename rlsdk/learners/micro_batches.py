@@ -142,9 +142,9 @@ class MicroBatchRunner:
             return [MicroBatch(part) for part in plan(read_lengths(batch), 1)]
         if self.style == "tree":
             return [MicroBatch(*part) for part in plan_trees(batch, self.budget, self.width)]
-        packed, pairs = self.style == "packed", batch.rollouts.get("pairs")
+        packed = self.style == "packed"
         budget = self.budget * (1 if self.sequences is None else self.sequences.slices)
-        parts = plan(read_lengths(batch), budget, packed=packed, pairs=pairs)
+        parts = plan(read_lengths(batch), budget, packed=packed, groups=batch.whole_groups)
         return [MicroBatch(part) for part in parts]
 
     def micro_batches(

@@ -18,7 +18,7 @@ from rlsdk.batch.arithmetic import bounded
 from rlsdk.components import component_of, needs_of, see_definition, warn_of_changes
 from rlsdk.contracts import LossSpec, TrainBatch
 from rlsdk.errors import LearnerError, MissingFieldError, RlsdkError, described
-from rlsdk.fields import UPDATE_FIELDS, names
+from rlsdk.fields import UPDATE_FIELDS, WHOLE_GROUPS, names
 from rlsdk.head import EntropyMode
 from rlsdk.isolation.process_settings import settings_kept
 from rlsdk.learners.metrics import Gather, Memory, MetricAccumulator, add_component_metrics
@@ -112,8 +112,9 @@ class Objective:
         fields |= {n: torch.from_numpy(np.array(v)).to(device) for n, v in labels.items()}
         if entropy is not None:
             fields["entropy"] = entropy
-        if "pairs" in fields:
-            fields["pairs"] = torch.unique(fields["pairs"], return_inverse=True)[1]
+        for name in WHOLE_GROUPS:
+            if name in fields:
+                fields[name] = torch.unique(fields[name], return_inverse=True)[1]
         old = batch.tokens.get("old_logprobs", batch.tokens.get("behaviour_logprobs"))
         advantages = batch.tokens.get("advantages")
         segments = np.repeat(np.arange(len(batch)), batch.responses)

@@ -238,66 +238,66 @@ def empty_rows(style: RowStyle) -> TokenRows:
     return TokenRows(zero[None], zero[None] + 1, zero + 1, zero, Prompts(zero[None], zero + 1, zero, False))
 
 
-def canonical(lengths: np.ndarray, pairs: np.ndarray | None = None) -> np.ndarray:
-    """Order in which a batch is cut: longest first, equal lengths in their given order, pairs side by side.
+def canonical(lengths: np.ndarray, groups: np.ndarray | None = None) -> np.ndarray:
+    """Order in which a batch is cut: longest first, equal lengths in their given order, groups side by side.
 
     Args:
         lengths: Tokens of each rollout, int64 `[n]`.
-        pairs: Label of the pair that each rollout belongs to, int64 `[n]`.
+        groups: Label of the group that each rollout belongs to, int64 `[n]`; None if groups may be split.
 
     Returns:
         int64 `[n]`, a permutation of the rollouts.
     """
-    if pairs is None:
+    if groups is None:
         return np.asarray(np.argsort(-lengths, kind="stable"))
-    _, first, inverse = np.unique(pairs, return_index=True, return_inverse=True)
+    _, first, inverse = np.unique(groups, return_index=True, return_inverse=True)
     longest = np.zeros(len(first), np.int64)
     np.maximum.at(longest, inverse, lengths)
     return np.asarray(np.lexsort((np.arange(len(lengths)), first[inverse], -longest[inverse])))
 
 
-def split(lengths: np.ndarray, world: int, pairs: np.ndarray | None = None) -> list[np.ndarray]:
-    """Distribute rollouts over ranks, balanced by tokens; a pair stays on one rank.
+def split(lengths: np.ndarray, world: int, groups: np.ndarray | None = None) -> list[np.ndarray]:
+    """Distribute rollouts over ranks, balanced by tokens; a group stays on one rank.
 
     Args:
         lengths: int64 `[n]`, tokens of each rollout.
         world: Number of ranks.
-        pairs: int64 `[n]`, any label of the pair that each rollout belongs to.
+        groups: int64 `[n]`, any label of the group that each rollout belongs to; None if groups may be split.
 
     Returns:
         For each rank its rollouts, int64; a rank may get none. Each rank's tokens differ from its fair share by at most
-        the tokens of one rollout (or pair).
+        the tokens of one rollout (or group).
     """
-    order = canonical(lengths, pairs)
+    order = canonical(lengths, groups)
     if world == 1:
         return [order]
     ends = np.cumsum(lengths[order])
     total = int(ends[-1]) if len(ends) else 0
     cuts = np.searchsorted(ends, total * np.arange(1, world) / world, side="left") + 1
-    if pairs is not None:
-        labels = pairs[order]  # each cut moves forward to the start of the next pair
+    if groups is not None:
+        labels = groups[order]  # each cut moves forward to the start of the next group
         bounds = np.append(_unit_starts(labels), len(labels))
         cuts = bounds[np.searchsorted(bounds, np.minimum(cuts, len(labels)), side="left")]
     return np.split(order, np.minimum(cuts, len(order)))
 
 
 def plan(
-    lengths: np.ndarray, max_tokens: int, *, packed: bool = False, pairs: np.ndarray | None = None
+    lengths: np.ndarray, max_tokens: int, *, packed: bool = False, groups: np.ndarray | None = None
 ) -> list[np.ndarray]:
     """Cut a rank's rollouts into micro-batches.
 
     Args:
         lengths: int64 `[n]`, tokens of each rollout.
-        max_tokens: Token budget of a micro-batch, padding included; a longer rollout (or pair) gets its own.
+        max_tokens: Token budget of a micro-batch, padding included; a longer rollout (or group) gets its own.
         packed: Concatenate rollouts in one row (no padding); otherwise each has a row as wide as the longest.
-        pairs: int64 `[n]`, any label of the pair that each rollout belongs to.
+        groups: int64 `[n]`, any label of the group that each rollout belongs to; None if groups may be split.
 
     Returns:
         Rollout indices of each micro-batch, int64; concatenated, they are the canonical order.
     """
-    order = canonical(lengths, pairs)
+    order = canonical(lengths, groups)
     sorted_lengths = lengths[order]
-    units = _unit_starts(pairs[order]) if pairs is not None else np.arange(len(order))
+    units = _unit_starts(groups[order]) if groups is not None else np.arange(len(order))
     bounds = np.append(units, len(order))
     cuts: list[int] = []
     begin = 0

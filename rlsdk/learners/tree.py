@@ -61,8 +61,8 @@ class TokenTree:
 def trees(batch: TrainBatch, max_tokens: int, width: int) -> tuple[np.ndarray, np.ndarray]:
     """Assign rollouts to trees: a rollout joins its neighbour's tree if that is less work than a separate tree.
 
-    Work is counted in tokens, plus attention between token pairs of a row as measured by `PAIRS_PER_WIDTH`. If rollouts
-    come in pairs, each pair is a tree.
+    Work is counted in tokens, plus attention between token pairs of a row as measured by `PAIRS_PER_WIDTH`. If the loss
+    needs whole groups, each group is a tree.
 
     Args:
         batch: Rollouts.
@@ -73,9 +73,8 @@ def trees(batch: TrainBatch, max_tokens: int, width: int) -> tuple[np.ndarray, n
         The tree of each rollout, int64 `[n]`, and the tokens of each tree, int64 `[trees]`.
     """
     sequences = _sequences(batch)
-    pairs = batch.rollouts.get("pairs")
-    if pairs is not None:
-        _, labels = np.unique(pairs, return_inverse=True)
+    if batch.whole_groups is not None:
+        _, labels = np.unique(batch.whole_groups, return_inverse=True)
         count = int(labels.max(initial=-1)) + 1  # a rank may have no rollout
         members = [[sequences[i] for i in np.flatnonzero(labels == tree)] for tree in range(count)]
         return np.asarray(labels), np.array([len(TokenTree.of(each)) for each in members], np.int64)

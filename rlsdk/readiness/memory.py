@@ -283,7 +283,12 @@ class _Estimate:
         share = ceil(config.batch_size * each / parts / ranks)
         free = self.gpu_bytes if self.cuda else self.host_bytes and self.host_bytes // ranks
         return UpdateShape(
-            rollouts=share, prompt=prompt, response=longest - prompt, prompts=ceil(share / each), free=free
+            rollouts=share,
+            prompt=prompt,
+            response=longest - prompt,
+            prompts=ceil(share / each),
+            together=config.group_size if "groups" in self.plan.needs else 2 if self.plan.whole_groups else 1,
+            free=free,
         )
 
 

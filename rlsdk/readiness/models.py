@@ -291,6 +291,9 @@ def _settings(plan: Plan) -> Iterator[tuple[str, str]]:
             "algorithm",
             f"{why}: an algorithm of {'pairs' if plan.sampled else 'demonstrations'} has nothing to compare",
         )
+    elif plan.whole_groups:
+        name = plan.loss.policy_loss.name
+        yield "algorithm", f"{why} computes one rollout at a time, but {name!r} compares the rollouts of a group"
     if config.rollout.runs_ahead or config.rollout.replay.share:
         yield (
             "rollout",

@@ -190,10 +190,11 @@ def scored(group: Group) -> list[tuple[Rollout, Score]]:
 def labels(
     batch: StepBatch, needs: frozenset[str], *, passing: float = 1.0, rewarded: bool = True
 ) -> dict[str, np.ndarray]:
-    """Return the labels in `needs` that preference losses and imitation losses read, `[n]` each.
+    """Return the labels in `needs` that losses on groups, preferences and experts' answers read, `[n]` each.
 
-    `pairs` is the group; `expert` is True for an expert's answer. If a loss reads `pairs`, `preferred` is True for the
-    better one of each pair. Otherwise it is True for each right answer, whose reward is at least `passing`.
+    `groups` and `pairs` are the group; `expert` is True for an expert's answer. If a loss reads `pairs`, `preferred` is
+    True for the better one of each pair. Otherwise it is True for each right answer, whose reward is at least
+    `passing`.
 
     Raises:
         RunError: A group is not a pair, or its two rewards are equal.
@@ -204,6 +205,8 @@ def labels(
         found = {"pairs": batch.groups, "preferred": _better(batch)}
     elif "preferred" in needs:
         found["preferred"] = _right(batch, passing, rewarded)
+    if "groups" in needs:
+        found["groups"] = batch.groups
     if "expert" in needs:
         found["expert"] = np.arange(len(batch.rollouts)) >= batch.sampled
     return {name: values for name, values in found.items() if name in needs}

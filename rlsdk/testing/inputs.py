@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlsdk.batch import CreditInputs, LossInputs
-from rlsdk.fields import names
+from rlsdk.fields import WHOLE_GROUPS, names
 from rlsdk.testing.findings import Case
 
 RAGGED = (3, 1, 4, 2, 5, 2)
@@ -125,6 +125,7 @@ def losses(
         ref_logprobs=ref,
         entropy=draw(t, 0.125, 2),
         values=draw(t, -1, 1),
+        groups=torch.arange(n) // 2,
         pairs=torch.arange(n) // 2,
         preferred=torch.arange(n) % 2 == 0,
         expert=torch.arange(n) % 3 == 0,
@@ -283,11 +284,9 @@ def select(x: X, rows: Sequence[int], lengths: Sequence[int] | None = None) -> X
 
 
 def units(x: CreditInputs | LossInputs) -> list[list[int]]:
-    """Return rows that must not be split: pairs if there are any, otherwise single rollouts."""
-    count = len(lengths_of(x))
-    if not hasattr(x, "pairs"):
-        return [[row] for row in range(count)]
-    return [torch.nonzero(x.pairs == pair)[:, 0].tolist() for pair in x.pairs.unique()]
+    """Return rows that must not be split: groups that the component reads, otherwise single rollouts."""
+    labels = next((getattr(x, name) for name in WHOLE_GROUPS if hasattr(x, name)), torch.arange(len(lengths_of(x))))
+    return [torch.nonzero(labels == label)[:, 0].tolist() for label in labels.unique()]
 
 
 def smaller(x: X) -> Iterator[X]:

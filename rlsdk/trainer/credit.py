@@ -305,10 +305,10 @@ def minibatches(
 
     Args:
         batch: Rollouts of a step.
-        count: Number of parts of similar size in each pass; `whole_groups` may yield fewer.
+        count: Number of parts of similar size in each pass; fewer if there are fewer rollouts, or whole groups.
         passes: Number of passes over the rollouts.
         seed: Seed of the order.
-        whole_groups: True to keep each group in one part (pairs).
+        whole_groups: True to keep each group in one part.
     """
     generator = np.random.default_rng(list(seed))
     found: list[np.ndarray] = []

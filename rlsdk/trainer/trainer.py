@@ -323,7 +323,7 @@ class Trainer:
     def minibatches(self, batch: StepBatch) -> list[np.ndarray]:
         """Return the rollout indices (int64) of each optimiser step."""
         config, seed = self.plan.config, [self.plan.config.seed, self.version]
-        return minibatches(batch, config.minibatches, config.passes, seed, whole_groups="pairs" in self.plan.needs)
+        return minibatches(batch, config.minibatches, config.passes, seed, whole_groups=self.plan.whole_groups)
 
     async def update(self, batch: StepBatch, minibatches: Sequence[np.ndarray]) -> dict[str, float]:
         """Take an optimiser step for each minibatch, and return the metrics."""

@@ -191,9 +191,11 @@ def test_a_name_that_only_the_other_inputs_have_is_named_with_the_nearest_one(ma
         _ = loss.per_token
     with pytest.raises(AttributeError, match=r"'sequence_sums'; did you mean sequence_sum\?; a component"):
         _ = loss.sequence_sums
-    own = r"'groups'; CreditInputs has it; to pass its values to a loss, declare a field of your own under another name"
+    own = (
+        r"'rewards'; CreditInputs has it; to pass its values to a loss, declare a field of your own under another name"
+    )
     with pytest.raises(AttributeError, match=own):  # `rows` is private: no component could read it
-        _ = loss.groups
+        _ = loss.rewards
 
 
 def test_groups_of_equal_values_have_exactly_that_mean():

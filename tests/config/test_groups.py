@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +17,8 @@ import rlsdk
 from rlsdk.config import check
 from rlsdk.config.groups import group_faults, pair_faults
 from rlsdk.errors import ConfigError
+from rlsdk.trainer import Trainer
+from tests.trainer.fakes import FakeLearner, ScriptedRollouts, make_plan
 
 QUICKSTART = "examples/quickstart.yaml"
 
@@ -105,6 +110,39 @@ def test_a_filter_may_drop_a_group_by_returning_none_of_it() -> None:
 
     assert pair_faults(4, paired, [lambda group: attrs.evolve(group, rollouts=[], scores=[])]) == []
     assert pair_faults(4, paired, [])
+
+
+@rlsdk.policy_loss("contrast", needs=("groups",), aggregates=("seq-mean-token-mean",))
+def contrast(x: rlsdk.LossInputs) -> torch.Tensor:
+    return -x.advantages * x.logprobs
+
+
+@rlsdk.advantage("grouped", needs=("groups",))
+def grouped(x: rlsdk.CreditInputs) -> torch.Tensor:
+    return x.rewards
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "whole"),
+    [
+        ({"use": "grpo", "policy_loss": contrast, "aggregate": "seq-mean-token-mean"}, True),
+        ({"use": "dpo"}, True),
+        ({"use": "grpo", "advantage": grouped}, False),
+    ],
+)
+def test_only_a_loss_that_reads_groups_needs_whole_ones(algorithm: Any, whole: bool, tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, algorithm=algorithm, minibatches=2)
+    assert plan.whole_groups == whole
+    trainer = Trainer(plan, rollouts=ScriptedRollouts(plan), learner=FakeLearner())
+    asyncio.run(trainer.step())
+    (batch, parts, _), *_ = trainer.learner.updates
+    assert batch.rollouts.get("groups", np.zeros(0)).tolist() == ([0, 0, 1, 1] if algorithm.get("policy_loss") else [])
+    if not whole:
+        assert make_plan(tmp_path, algorithm=algorithm, minibatches=3)
+        return
+    assert sorted(sorted(part) for part in parts) == [[0, 1], [2, 3]]
+    with pytest.raises(ConfigError, match=r"minibatches: 3 of 2 groups leaves some empty.*give at most 2"):
+        make_plan(tmp_path, algorithm=algorithm, minibatches=3)
 
 
 def test_a_huge_group_size_is_checked_with_a_smaller_group() -> None:

@@ -61,6 +61,18 @@ def breaks(x: LossInputs) -> torch.Tensor:
     return -x.advantages * x.logprobs
 
 
+@policy_loss("listwise", needs=("groups",), aggregates=("seq-mean-token-mean",))
+def listwise(x: LossInputs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Cross-entropy of the softmax of logprobs and of advantages over a whole group; one that was split would show."""
+    gains, wanted = x.rollout_sum(x.logprobs), x.rollout_sum(x.advantages)
+    losses = torch.zeros_like(gains)
+    for group in x.groups.unique():
+        inside = x.groups == group
+        target = wanted[inside].softmax(0)
+        losses[inside] = -(target * gains[inside].log_softmax(0)).sum()
+    return losses[x.segments], {"group_size": torch.bincount(x.groups).float()}
+
+
 @policy_loss("pairs", needs=("pairs", "preferred"))
 def pairwise(x: LossInputs) -> torch.Tensor:
     """Preferred up, the other down; a pair that was split would show."""
@@ -179,6 +191,48 @@ def test_pairs_are_never_split(tied: Model, launch: Launch, make_batch: Make) ->
     group = launch(2, Roles(actor=tied), spec(pairwise), micro_batch_tokens=30, **LR)
     losses = [group.update(batch, everything(batch), step)["actor/loss"] for step in range(3)]
     assert losses[2] < losses[0]
+
+
+@pytest.mark.parametrize(("world", "rows"), [(1, "padded"), (1, "packed"), (1, "shared"), (1, "tree"), (2, "padded")])
+def test_whole_groups_give_the_gradient_of_the_undivided_batch(
+    world: int, rows: str, tied: Model, launch: Launch, make_batch: Make
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    batch = make_batch(16, groups=np.random.default_rng(5).permutation(np.repeat(np.arange(5), (5, 3, 1, 4, 3))))
+    loss = spec(listwise, aggregate="seq-mean-token-mean")
+    group = launch(world, Roles(actor=tied), loss, micro_batch_tokens=30, rows=rows, **{**LR, "grad_clip": 0.0})
+    keep_gradients(group)
+    metrics = group.update(batch, everything(batch), 0)
+
+    net = AutoModelForCausalLM.from_pretrained(tied.path, dtype=torch.float64)
+    ends = np.cumsum(batch.lengths)
+    columns = []
+    for end, length, start, response in zip(ends, batch.lengths, batch.starts, batch.responses, strict=True):
+        ids = torch.from_numpy(batch.token_ids[end - length : end])
+        log_p = net(ids[None]).logits[0].log_softmax(-1)[start - 1 : start - 1 + response]
+        columns.append(log_p.gather(1, ids[start : start + response, None])[:, 0])
+    mask, owners = torch.from_numpy(batch.loss_mask), np.repeat(np.arange(16), batch.responses)
+    advantages = torch.from_numpy(batch.tokens["advantages"]).double()
+    logprobs = torch.cat(columns)
+    gains, wanted = (
+        torch.stack([values[mask & torch.from_numpy(owners == i)].sum() for i in range(16)])
+        for values in (logprobs, advantages)
+    )
+    trained = batch.trained_tokens > 0
+    total = torch.zeros((), dtype=torch.float64)
+    for label in range(5):
+        inside = batch.rollouts["groups"] == label
+        each = -(wanted[inside].softmax(0) * gains[inside].log_softmax(0)).sum()
+        total = total + each * int(trained[inside].sum())  # once per trained rollout, as the aggregation counts it
+    expected = total / int(trained.sum())
+    expected.backward()
+
+    assert metrics["actor/policy_loss"] == pytest.approx(expected.item(), rel=1e-4)
+    assert metrics["actor/group_size"] == pytest.approx(16 / 5)
+    found = gradients(group)[0]
+    for name, parameter in net.named_parameters():
+        np.testing.assert_allclose(found[name], parameter.grad.numpy(), rtol=1e-3, atol=2e-5, err_msg=name)
 
 
 def test_the_critic_learns_returns(tied: Model, launch: Launch, make_batch: Make) -> None:

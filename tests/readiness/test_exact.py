@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+import torch
 
+import rlsdk
 from rlsdk import nano
 from rlsdk.config import check
 from rlsdk.readiness.checks import examine
@@ -72,6 +75,18 @@ def test_the_passes_of_an_exact_learner_are_explained_without_a_token_budget(mod
     plan = check({"model": {"path": str(model)}, "out": str(model.parent)}, [*BASE, "model.max_length=48"])
     expected = "each rollout in a forward pass of its own, padded to 48 tokens (model.exact)"
     assert batch(plan)["micro-batches"] == expected
+
+
+def test_a_loss_that_compares_the_rollouts_of_a_group_is_refused(model: Path) -> None:
+    @rlsdk.policy_loss("contrast", needs=("groups",))
+    def contrast(x: rlsdk.LossInputs) -> torch.Tensor:
+        return -x.advantages * x.logprobs
+
+    config = {"model": {"path": str(model)}, "out": str(model.parent), "algorithm": {"policy_loss": contrast}}
+    found = [str(each) for each in examine(check(config, BASE), starts=False).faults]
+    assert len(found) == 1 and re.match(
+        r"algorithm: model.exact computes one rollout at a time, but '.*contrast'", found[0]
+    ), found
 
 
 def test_a_model_of_experts_is_refused(tmp_path: Path) -> None:

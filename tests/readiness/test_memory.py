@@ -64,6 +64,17 @@ def test_a_7b_model_needs_123_gb_for_a_micro_batch_of_the_defaults(seven_b: Mode
     assert one_pass == pytest.approx(123e9, rel=0.02)
 
 
+@pytest.mark.parametrize("rows", ["padded", "packed"])
+def test_a_group_that_stays_whole_counts_even_if_it_exceeds_the_budget(rows: Any):
+    def activations_of(budget: int, together: int) -> int:
+        learner = DeepSpeedLearner(micro_batch_tokens=budget, rows=rows)
+        shape = UpdateShape(rollouts=16, prompt=8, response=56, together=together)
+        return estimate.micro_batch_memory(learner, Model(path=str(NANO), max_length=64), shape, budget).bytes
+
+    assert activations_of(64, 8) == activations_of(512, 1) == activations_of(512, 8)
+    assert activations_of(64, 1) < activations_of(64, 8) / 4
+
+
 def test_checkpointing_keeps_little_more_than_the_inputs_of_layers(seven_b: Model):
     found = sizes(seven_b, gradient_checkpointing=True)
     inputs = 28 * 8 * 2047 * 3584 * 2

@@ -6,6 +6,7 @@ import asyncio
 import pickle
 import re
 import time
+import types
 from pathlib import Path
 
 import numpy as np
@@ -371,6 +372,20 @@ def test_a_pair_is_never_split():
     fault = failed(pairwise)["micro-batches"]
     assert "LossInputs: 4 rollouts" in fault.given
     assert "rollouts [0, 1], then the rest" in fault.expected
+
+
+def test_a_loss_that_compares_the_rollouts_of_a_group_must_say_so():
+    def ranked(x):
+        """Each rollout's logprob relative to the mean of its group."""
+        labels = x.groups if hasattr(x, "groups") else torch.zeros(x.rollouts, dtype=torch.int64)
+        sums = torch.zeros(x.rollouts).index_add(0, x.segments, torch.where(x.loss_mask, x.logprobs, 0))
+        means = [sums[labels == labels[row]].mean() for row in range(x.rollouts)]
+        return (torch.stack([sums.sum() * 0, *means])[1:] - sums)[x.segments] * x.advantages
+
+    fault = failed(rlsdk.policy_loss("hidden")(ranked))["micro-batches"]
+    assert "needs=('groups',)" in fault.remedy
+    declared = rlsdk.policy_loss("declared", needs=("groups",))(types.FunctionType(ranked.__code__, globals()))
+    assert "micro-batches" not in failed(declared)
 
 
 def test_what_a_component_raises_is_reported_with_its_place():

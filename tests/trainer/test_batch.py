@@ -168,6 +168,13 @@ def test_pairs_are_groups_of_a_better_and_a_worse_rollout() -> None:
             labels(packed, needs)
 
 
+def test_a_loss_that_reads_groups_gets_them_whatever_their_rewards_and_sizes() -> None:
+    packed = pack([graded(1.0, 1.0, 1.0), graded(0.5)], [shown(True)])
+    assert packed is not None
+    found = labels(packed, frozenset({"groups"}))
+    assert {name: values.tolist() for name, values in found.items()} == {"groups": [0, 0, 0, 1, 2]}
+
+
 def test_rewards_that_differ_only_in_the_last_digit_are_a_pair() -> None:
     packed = pack([graded(0.3, 0.1 + 0.2)])  # 0.1 + 0.2 is 0.30000000000000004, and so is the mean of both
     assert packed is not None

@@ -13,6 +13,7 @@ from torch import Tensor
 from rlsdk.batch import LossInputs
 from rlsdk.batch.arithmetic import size
 from rlsdk.errors import LearnerError
+from rlsdk.fields import WHOLE_GROUPS
 from rlsdk.learners.metrics import Memory
 from rlsdk.testing import inputs
 from rlsdk.testing.evaluate import Results, check_same, results
@@ -27,11 +28,12 @@ from rlsdk.testing.subject import LOSSES, Subject, holds
     *LOSSES,
     inputs=ordinary,
     remedy="let a token's value depend only on its own rollout, and divide by no counts, which rlsdk does; a loss that "
-    "needs the whole batch must declare whole_batch=True and read x.whole, where its tokens begin at x.offset",
+    "compares the rollouts of a group must declare needs=('groups',), and one that needs the whole batch "
+    "whole_batch=True, and read x.whole, where its tokens begin at x.offset",
     after=FIXED,
 )
 def micro_batches(subject: Subject, x: LossInputs) -> None:
-    """Splitting the batch between rollouts (keeping pairs together) changes no token's value and no gradient."""
+    """Splitting the batch (not within groups that it reads) changes no token's value and no gradient."""
     weights = torch.linspace(0.5, 2, len(x.loss_mask))
     whole = results(subject, x, weights=weights)
     parts = _split(subject, x)
@@ -146,7 +148,7 @@ def detached(subject: Subject, x: LossInputs) -> None:
 
 def _metric_lengths(x: LossInputs) -> list[int]:
     lengths = [len(x.loss_mask), x.rollouts]
-    lengths += [size(x.pairs)] if hasattr(x, "pairs") else []
+    lengths += [size(getattr(x, name)) for name in WHOLE_GROUPS if hasattr(x, name)]
     if hasattr(x, "expert"):
         by_expert = x.expert[x.segments]
         lengths += [int((x.loss_mask & origin).sum()) for origin in (by_expert, ~by_expert)]
@@ -158,12 +160,12 @@ def _metric_lengths(x: LossInputs) -> list[int]:
     "policy_loss",
     "correction",
     inputs=ordinary,
-    remedy="return {name: number}, detached; rlsdk averages a metric with one value per token, rollout or pair, or per "
-    "trained token of an expert or of the policy",
+    remedy="return {name: number}, detached; rlsdk averages a metric with one value per token, rollout, group or pair, "
+    "or per trained token of an expert or of the policy",
     after=FORM,
 )
 def metrics(subject: Subject, x: LossInputs) -> None:
-    """Each metric is a finite number without a gradient, or one per token, rollout or pair, or token of one origin."""
+    """Each metric is a finite number, or one per token, rollout, group, pair or token of one origin; no gradient."""
     lengths = _metric_lengths(x)
     for name, value in results(subject, x).metrics.items():
         if not isinstance(name, str):
