@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import attrs
 
-from rlsdk.errors import RunError
+from rlsdk.errors import RunError, ScoringError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,6 +24,17 @@ if TYPE_CHECKING:
 
 class NoRolloutsError(RunError):
     """Raised if nothing makes rollouts any more; the run saves the steps that it has done."""
+
+
+class UnscoredEvaluationError(ScoringError):
+    """Raised if too many answers of an evaluation could not be scored; `evaluation` holds them."""
+
+    def __init__(self, message: str, evaluation: Evaluation) -> None:
+        self.message, self.evaluation = message, evaluation
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[type[UnscoredEvaluationError], tuple[str, Evaluation]]:
+        return (UnscoredEvaluationError, (self.message, self.evaluation))
 
 
 class TaskStatus(StrEnum):
@@ -269,7 +280,7 @@ class Rollouts(Protocol):
         """Evaluate the engines' weights on the held-out tasks.
 
         Raises:
-            ScoringError: The share of answers that could not be scored exceeds `max_invalid`.
+            UnscoredEvaluationError: The share of answers that could not be scored exceeds `max_invalid`.
         """
         ...
 

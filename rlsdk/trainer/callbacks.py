@@ -22,7 +22,7 @@ import attrs
 from rich.console import Console
 
 from rlsdk.cluster.nodes import DrainingNode, watch_nodes
-from rlsdk.contracts.rollouts import Evaluation, NoRolloutsError
+from rlsdk.contracts.rollouts import Evaluation, NoRolloutsError, UnscoredEvaluationError
 from rlsdk.errors import ScoringError
 from rlsdk.options import unknown
 from rlsdk.runlog.actors import EngineScaling, clear_status, requested_engines, write_status
@@ -199,14 +199,21 @@ class Evaluating(Callback):
             raise
 
     async def _evaluate(self, trainer: Trainer, when: str) -> Metrics:
-        found = await trainer.evaluate_async()
+        try:
+            found = await trainer.evaluate_async()
+        except UnscoredEvaluationError as error:
+            await self._store(trainer.version, error.evaluation)
+            raise
         trainer.samples[when] = found.samples
-        if self._storage is not None:
-            await self._storage.store_evaluation(trainer.version, found)
+        await self._store(trainer.version, found)
         accuracy = "  ".join(f"{name} {figure_text(value)}" for name, value in found.accuracy.items())
         self._console.print(f"step {trainer.version}: held-out accuracy {accuracy}", highlight=False)
         log.debug("step %d: held-out accuracy %s", trainer.version, accuracy)
         return dict(found.metrics)
+
+    async def _store(self, step: int, found: Evaluation) -> None:
+        if self._storage is not None:
+            await self._storage.store_evaluation(step, found)
 
 
 class Saving(Callback):

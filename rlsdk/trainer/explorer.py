@@ -27,12 +27,13 @@ from rlsdk.contracts.rollouts import (
     TaskCounts,
     TaskRecord,
     TaskStatus,
+    UnscoredEvaluationError,
     WeightSender,
 )
 from rlsdk.engines.canary import Canary
 from rlsdk.engines.client import EngineClient, GenerateRequest
 from rlsdk.engines.group import EngineGroup
-from rlsdk.errors import RunError
+from rlsdk.errors import RunError, ScoringError
 from rlsdk.evaluation.evaluation import evaluate, evaluation_of, held_out
 from rlsdk.rollout.buffer import DropLimit
 from rlsdk.rollout.mixture import TaskStreams
@@ -202,8 +203,12 @@ class Explorer:
 
         reseed, self._reseeds = partial(self.engines.reseed, self._plan.config.seed, 0), True
         answers = await evaluate(produce, self._eval_tasks, self._sampling, section, reseed=reseed)
-        answers.check_scores(self._plan.config.max_invalid, f"evaluation at step {self._done}")
-        return evaluation_of(answers, section.samples, scored=bool(self._plan.rewards))
+        found = evaluation_of(answers, section.samples, scored=bool(self._plan.rewards))
+        try:
+            answers.check_scores(self._plan.config.max_invalid, f"evaluation at step {self._done}")
+        except ScoringError as error:
+            raise UnscoredEvaluationError(str(error), found) from error
+        return found
 
     async def sample(
         self, prompts: Sequence[np.ndarray], sampling: Sampling | None, count: int, seed: int | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import ray
 
 from rlsdk.contracts import Sampling
-from rlsdk.contracts.rollouts import TaskStatus
+from rlsdk.contracts.rollouts import TaskStatus, UnscoredEvaluationError
 from rlsdk.errors import ScoringError
 from rlsdk.rollout.mixture import Source, TaskStreams
 from rlsdk.rollout.stream import TaskStream
@@ -100,6 +101,17 @@ async def test_groups_that_could_not_be_scored_end_the_run_though_others_replace
 ) -> None:
     with pytest.raises(ScoringError, match=r"more than max_invalid=0\.2 allows.* the judge is down"):
         await explorer(tmp_path, maker=Maker(unscored)).take(0)
+
+
+@pytest.mark.usefixtures("no_ray")
+async def test_an_evaluation_that_cannot_be_scored_keeps_its_answers_for_a_trainer_in_another_process(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(UnscoredEvaluationError, match=r"evaluation at step 0: 16 of 16.* the judge is down") as failed:
+        await explorer(tmp_path, maker=Maker(lambda number: True)).evaluate()
+    sent = pickle.loads(pickle.dumps(failed.value))
+    assert str(sent) == str(failed.value)
+    assert len(sent.evaluation.greedy) == len(sent.evaluation.sampled) == 8
 
 
 @pytest.mark.usefixtures("no_ray")

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from rich.console import Console
 
 from rlsdk.contracts import TrainBatch
-from rlsdk.contracts.rollouts import Evaluation, TakenBatch
+from rlsdk.contracts.rollouts import Evaluation, TakenBatch, UnscoredEvaluationError
 from rlsdk.errors import ScoringError
 from rlsdk.runlog.metrics import read_ledger
 from rlsdk.runlog.query import query, reader
@@ -114,3 +114,25 @@ def test_the_step_that_ends_a_run_since_too_few_rollouts_could_be_scored_is_stor
         trained(tmp_path, rollouts=JudgelessRollouts, save_rollouts=5)
     found = [(row["step"], row["valid"], row["reason"]) for row in query(tmp_path / "run")]
     assert found == 2 * [(2, 1, ""), (2, 0, "the judge is down")]
+
+
+class JudgelessEvaluations(EvaluatedRollouts):
+    """Rollouts whose evaluations cannot be scored."""
+
+    async def evaluate(self) -> Evaluation:
+        found = await super().evaluate()
+        none = [Score.invalid("the judge is down")] * 2
+        groups = tuple(attrs.evolve(group, scores=none) for group in found.sampled)
+        raise UnscoredEvaluationError("evaluation: 4 of 4 …", attrs.evolve(found, greedy=(), sampled=groups))
+
+
+@pytest.mark.parametrize(("section", "step"), [({"before": True}, 0), ({"before": False, "after": True}, 2)])
+def test_the_evaluation_that_ends_a_run_since_too_few_answers_could_be_scored_is_stored(
+    tmp_path: Path, section: dict[str, bool], step: int
+) -> None:
+    with pytest.raises(ScoringError, match="evaluation: 4 of 4"):
+        trained(tmp_path, rollouts=JudgelessEvaluations, eval=section)
+    found = query(tmp_path / "run", evaluations=True)
+    assert [(row["step"], row["state"], row["reason"]) for row in found] == 4 * [
+        (step, "eval sampled", "the judge is down")
+    ]
