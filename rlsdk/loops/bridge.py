@@ -7,6 +7,7 @@ import contextvars
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -14,7 +15,7 @@ import attrs
 
 from rlsdk.errors import described
 from rlsdk.isolation.watching import CURRENT
-from rlsdk.loops.watch import BLOCKED_SECONDS, LoopWatch, culprit
+from rlsdk.loops.watch import BLOCKED_SECONDS, LoopWatch, unfinished
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -22,6 +23,8 @@ CANCEL_SECONDS = 2.0
 """Seconds to wait for a cancelled call; code that blocks its loop does not notice and is abandoned."""
 CLOSE_SECONDS = 5.0
 """Seconds that the end of a run waits for user coroutines that are still running."""
+_NAMED = 3
+"""Maximum number of places in user code that the message about it names."""
 
 
 @attrs.define(eq=False)
@@ -211,7 +214,12 @@ class UserLoop:
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive():
-            log.warning("user code is still running at the end of the run, and is abandoned: %s", culprit(self._thread))
+            found = unfinished(self._loop, self._thread, self._helpers._threads)
+            more = f"; and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+            log.warning(
+                "user code did not end within %.0f s of the end of the run, and is abandoned: %s%s",
+                *(CLOSE_SECONDS, "; ".join(found[:_NAMED]) or "an async generator that is being closed", more),
+            )
 
     def _between(self) -> tuple[LoopBridge, LoopBridge]:
         """Return the bridges from the running loop to this one, and back."""
@@ -226,6 +234,8 @@ class UserLoop:
             raise RuntimeError("the event loop of user code is closed, because its run has ended")
         if self._loop is None:
             self._loop = loop = asyncio.new_event_loop()
+            self._helpers = ThreadPoolExecutor(thread_name_prefix="rlsdk-user-code")
+            loop.set_default_executor(self._helpers)
             self._thread = threading.Thread(target=self._work, args=(loop,), name="rlsdk-user-code", daemon=True)
             self._thread.start()
             self._watch = LoopWatch(loop, self._thread, "users' code", self._blocked_seconds)

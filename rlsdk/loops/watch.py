@@ -11,8 +11,11 @@ import threading
 import time
 import traceback
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from rlsdk.plugins.discovery import discover
 
@@ -108,22 +111,71 @@ def culprit(thread: threading.Thread) -> str:
     frames = _frames(thread)
     if not frames:
         return f"thread {thread.name!r} has ended"
-    plugins = {entry.module.partition(".")[0]: entry.name for own in discover().values() for entry in own}
-    plugins.pop("rlsdk", None)
+    return _described(_users(frames) or frames[0])
 
-    def plugin_of(frame: FrameType) -> str | None:
-        return plugins.get(str(frame.f_globals.get("__name__")).partition(".")[0])
 
-    def is_users(frame: FrameType) -> bool:
-        file = frame.f_code.co_filename
-        return plugin_of(frame) is not None or not file.startswith(_NOT_USERS)
+def unfinished(
+    loop: asyncio.AbstractEventLoop, thread: threading.Thread, helpers: Iterable[threading.Thread]
+) -> list[str]:
+    """Describe what keeps a loop from closing: code that blocks it, or the tasks and functions that it waits for.
 
-    frame = next(filter(is_users, frames), frames[0])
-    plugin, code = plugin_of(frame), frame.f_code
+    Args:
+        loop: The loop; its tasks are cancelled.
+        thread: The loop's thread.
+        helpers: Threads in which the loop runs functions.
+    """
+    frames = _frames(thread)
+    if frames and frames[0].f_globals.get("__name__") != "selectors":
+        return [culprit(thread)]
+    tasks = filter(None, (_users(_awaited(task)) for task in asyncio.all_tasks(loop)))
+    called = [called for helper in helpers if (called := _called(helper)) is not None]
+    return [f"{_described(frame)}, although it was cancelled" for frame in tasks] + [
+        f"asyncio.to_thread: {_described(_users(frames) or frames[-1]) if frames else 'a compiled function'}"
+        for frames in called
+    ]
+
+
+def _described(frame: FrameType) -> str:
+    plugin, code = _plugins().get(_package(frame)), frame.f_code
     summary = traceback.FrameSummary(code.co_filename, frame.f_lineno, code.co_name)
     where = f"{code.co_qualname} in {code.co_filename}, line {frame.f_lineno}"
     line = f" ({summary.line})" if summary.line else ""
     return f"plugin {plugin!r}, {where}{line}" if plugin else f"{where}{line}"
+
+
+def _users(frames: Sequence[FrameType]) -> FrameType | None:
+    """Return the first frame of a user's or a plugin's code; None if there is none."""
+    plugins = _plugins()
+    return next((f for f in frames if _package(f) in plugins or not f.f_code.co_filename.startswith(_NOT_USERS)), None)
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__")).partition(".")[0]
+
+
+def _plugins() -> dict[str, str]:
+    """Return the names of the installed plugins, by top-level package."""
+    plugins = {entry.module.partition(".")[0]: entry.name for own in discover().values() for entry in own}
+    plugins.pop("rlsdk", None)
+    return plugins
+
+
+def _awaited(task: asyncio.Task[Any]) -> list[FrameType]:
+    """Return the frames of a waiting task, the innermost first."""
+    frames: list[FrameType] = []
+    each: Any = task.get_coro()
+    while (frame := getattr(each, "cr_frame", None)) is not None:
+        frames.insert(0, frame)
+        each = each.cr_await
+    return frames
+
+
+def _called(helper: threading.Thread) -> list[FrameType] | None:
+    """Return the frames of the function that a thread of an executor runs, the innermost first; None if it is idle."""
+    frames = _frames(helper)
+    if not frames or frames[0].f_code.co_name == "_worker":
+        return None
+    return list(takewhile(lambda frame: frame.f_globals.get("__name__") != "concurrent.futures.thread", frames))
 
 
 def stack(thread: threading.Thread) -> str:

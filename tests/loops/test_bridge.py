@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import logging
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
 
 import pytest
 
@@ -225,6 +227,59 @@ def test_closing_cancels_what_runs_and_refuses_what_comes() -> None:
 
     asyncio.run(drive())
     assert ended == ["long"]
+
+
+RELEASE = threading.Event()
+
+
+def waits() -> None:
+    assert RELEASE.wait(SECONDS)
+
+
+async def stubborn() -> None:
+    while not RELEASE.is_set():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0.01)
+
+
+async def asks_a_thread() -> None:
+    await asyncio.to_thread(waits)
+
+
+async def blocks() -> None:
+    waits()
+
+
+@pytest.mark.parametrize(
+    ("work", "expected"),
+    [
+        (stubborn, r"stubborn in {file}, line \d+ \(await asyncio.sleep\(0.01\)\), although it was cancelled"),
+        (asks_a_thread, r"asyncio.to_thread: waits in {file}, line \d+ \(assert RELEASE.wait\(SECONDS\)\)"),
+        (blocks, r"waits in {file}, line \d+ \(assert RELEASE.wait\(SECONDS\)\)"),
+    ],
+)
+def test_closing_names_the_user_code_that_does_not_end(
+    work: Callable[[], Coroutine[Any, Any, None]],
+    expected: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bridge, "CLOSE_SECONDS", 0.3)
+    monkeypatch.setattr(bridge, "CANCEL_SECONDS", 0.05)
+    RELEASE.clear()
+
+    async def drive() -> None:
+        with UserLoop() as user_loop:
+            running = asyncio.create_task(user_loop.run(work))
+            await asyncio.sleep(0.1)
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+
+    asyncio.run(drive())
+    RELEASE.set()
+    said = r"user code did not end within 0 s of the end of the run, and is abandoned: "
+    assert re.fullmatch(said + expected.format(file=re.escape(__file__)), caplog.messages[-1])
 
 
 def test_a_loop_that_is_closed_is_an_error() -> None:
