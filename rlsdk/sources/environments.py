@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import ClassVar, Literal
 
 import attrs
+import numpy as np
 
 import rlsdk
 from rlsdk.components import Use
@@ -74,7 +75,8 @@ class Environments:
         maker = _EnvironmentMaker(
             split=self.split,
             environments={tag: {"use": use.name, **use.options} for tag, use in self.environments.items()},
-            round=spread(dict(zip(self._tags, self._partition, strict=True))),
+            tags=self._tags,
+            round=spread(self._partition),
             first=int.from_bytes(hashlib.blake2b(f"{self.seed}".encode(), digest_size=4).digest(), "big") % _SEEDS,
             prompt=prompt,
         )
@@ -124,19 +126,24 @@ class Environments:
         return [(option, text) for option, text, kept in rules if not kept]
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, eq=False)
 class _EnvironmentMaker:
-    """Creates the task at an index."""
+    """Creates the task at an index.
+
+    Attributes:
+        round: int, index of the tag of each task in a round.
+    """
 
     split: str
     environments: Mapping[str, Mapping[str, object]]
-    round: tuple[str, ...]
+    tags: tuple[str, ...]
+    round: np.ndarray
     first: int
     prompt: str | tuple[Message, ...]
 
     def __call__(self, index: int) -> Task:
         """Create a task."""
-        tag = self.round[index % len(self.round)]
+        tag = self.tags[self.round[index % len(self.round)]]
         return Task(
             id=f"{tag}/{self.split}/{index}",
             prompt=self.prompt,
@@ -149,10 +156,11 @@ class _EnvironmentMaker:
         )
 
 
-def spread(counts: Mapping[str, int]) -> tuple[str, ...]:
-    """Arrange names so that each is spread evenly over the sequence."""
-    places = [((k + 0.5) / count, i, name) for i, (name, count) in enumerate(counts.items()) for k in range(count)]
-    return tuple(name for _, _, name in sorted(places))
+def spread(counts: Sequence[int]) -> np.ndarray:
+    """Return each index of `counts` that many times, spread evenly: an integer array `[sum(counts)]`."""
+    places = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
+    of = np.repeat(np.arange(len(counts), dtype=np.min_scalar_type(len(counts))), counts)
+    return np.asarray(of[np.lexsort((of, places))])
 
 
 @rlsdk.tasks("seeds")

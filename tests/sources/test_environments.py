@@ -17,6 +17,7 @@ from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.generator import RolloutGenerator
 from rlsdk.rollout.stream import TaskStream
 from rlsdk.scoring.scorer import RewardTerm, Scorer
+from rlsdk.sources.environments import spread
 from rlsdk.testing import ScriptedPolicy, check_component, run_workflow
 from rlsdk.trainer.metrics import source_metrics
 from rlsdk.types import Message, Observation, Step
@@ -53,6 +54,13 @@ def test_a_round_holds_the_partition_and_seeds_go_on() -> None:
     assert found[2].metadata["environment"] == {"use": One, "reward": 0.0}
     assert found[0].prompt == (Message("system", "You are a player."), Message("user", "Play."))
     assert tasks(form="text", prompt="Play.")[0].prompt == "Play."
+
+
+def test_a_large_round_costs_one_byte_for_each_task() -> None:
+    counts = [5_000, 3_000, 2_000]
+    places = [((k + 0.5) / count, i) for i, count in enumerate(counts) for k in range(count)]
+    found = spread(counts)
+    assert found.tolist() == [i for _, i in sorted(places)] and found.nbytes == 10_000
 
 
 def test_equal_shares_with_the_rest_to_the_first() -> None:

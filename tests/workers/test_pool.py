@@ -6,7 +6,8 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,7 @@ class StartedPool:
         self.actors = [Actor(), Actor()]
         self.seen: list[tuple[Rollout, Score, int]] = []
         self.starts: list[tuple[int, int]] = []
+        self.ready: Callable[[], Any] = partial(asyncio.sleep, 5)
         self.pool = RolloutWorkerPool(
             self._start,
             list(self.actors),
@@ -118,7 +120,7 @@ class StartedPool:
     def _start(self, rank: int, incarnation: int) -> tuple[Any, Any]:
         self.starts.append((rank, incarnation))
         self.actors[rank] = Actor()
-        return self.actors[rank], asyncio.sleep(5)
+        return self.actors[rank], self.ready()
 
 
 def group(key: str) -> Group:
@@ -215,7 +217,7 @@ async def test_a_replacement_that_ray_places_on_a_dead_node_is_no_further_death(
         if lost:
             raise lost.pop()
 
-    monkeypatch.setattr(started.pool, "_start", lambda rank, n: (started._start(rank, n)[0], ready()))
+    started.ready = ready
     monkeypatch.setattr("rlsdk.workers.pool.kill", lambda actor: None)
     await begin(started.pool, "a", "b")
     started.actors[0].says.put_nowait(ActorDiedError())
