@@ -10,6 +10,7 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -25,7 +26,7 @@ from rlsdk.config.section import RewardUse, Section, SourceUse, given
 from rlsdk.config.yaml_errors import yaml_fault
 from rlsdk.deprecation import Deprecation
 from rlsdk.errors import ConfigError, first_line
-from rlsdk.kinds import COMBINED, PART_LISTS, PARTS
+from rlsdk.kinds import COMBINED, KINDS, PART_LISTS, PARTS
 from rlsdk.options import CONTINUATION, did_you_mean
 
 log = logging.getLogger(__name__)
@@ -141,7 +142,23 @@ def _take_objects(value: Any, path: tuple[str | int, ...], objects: dict[tuple[s
     if component_of(value) is not None:
         objects[path] = value
         return f"<{value!r}>"
+    if hasattr(value, "tolist"):  # a number or an array of numpy or torch
+        return value.tolist()
+    if not isinstance(value, str | int | float | bytes | Enum | Path | None):
+        where = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(".")
+        raise ConfigError([f"{where}: {_not_plain(value, path)}"])
     return str(value) if isinstance(value, Path) else value
+
+
+def _not_plain(value: Any, path: tuple[str | int, ...]) -> str:
+    """Return the fault of a value that a configuration cannot hold."""
+    got = f"got {value!r:.100}"
+    if not callable(value):
+        return f"expected text, a number, a list, a mapping or a marked object; {got}, a {type(value).__name__}"
+    key = [each for each in path if isinstance(each, str) and each != "use"][-1]
+    kind = PART_LISTS.get(key, key)
+    mark = kind if kind in KINDS else "KIND"
+    return f"expected the name of a component or a marked object; {got}; write @rlsdk.{mark}('NAME') above it"
 
 
 def _put_back(tree: Tree, objects: Mapping[tuple[str | int, ...], Any]) -> None:

@@ -151,10 +151,11 @@ class Plugins(pluggy.PluginManager):
         if kind == "tasks" and name.endswith((".jsonl", ".parquet")):
             use = name.rpartition(".")[2]
             raise UnknownComponentError(f"{name!r} is a file; write {{use: {use}, path: {name}}}")
-        if name.endswith(".py"):
+        file, _, inside = name.partition(":")
+        if file.endswith(".py"):
             raise UnknownComponentError(
-                f"{name!r} is a file; load it with --plugin {name} (in a configuration: plugins: [{name}]), "
-                f"and name its component: {PurePath(name).stem}/NAME"
+                f"{name!r} is a file; load it with --plugin {file} (in a configuration: plugins: [{file}]), "
+                f"and name its component: {PurePath(file).stem}/{inside or 'NAME'}"
             )
         plugin, _, bare = name.rpartition("/")
         plugin = self.activate(plugin or CORE)
@@ -350,6 +351,13 @@ class Plugins(pluggy.PluginManager):
         others = [each for each, found in self._components.items() if each != plugin and (kind, name) in found]
         if others:
             return f"{text.partition('; did you mean')[0]}; did you mean {others[0] + '/' + name!r}?"
+        bare = name.rpartition("/")[2]
+        searched = self._components if bare == name else [plugin]
+        kinds = sorted(
+            f"{each}/{n} is of kind {k}" for each in searched for k, n in self._components[each] if n == bare
+        )
+        if kinds:
+            return f"{text.partition('; did you mean')[0]}; {', '.join(kinds)}"
         if name.startswith(f"{CORE}/"):
             return text + impostors()
         if plugin == CORE and name in self.entries:

@@ -362,6 +362,16 @@ def test_a_plugin_file_that_is_missing_is_reported_once_with_the_nearest(faults,
     )
 
 
+def test_a_name_of_another_kind_is_answered_with_its_kind(faults, tmp_path):
+    (tmp_path / "bad.py").write_text("import rlsdk\n@rlsdk.reward('text')\ndef text(rollout): return 1.0\n")
+    found = faults("algorithm.filters=[text]", plugins=[tmp_path / "bad.py"])
+    assert "; bad/text is of kind reward" in found[0]
+    (found,) = faults("algorithm.filters=[bad/text]", plugins=[tmp_path / "bad.py"])
+    assert found == "algorithm.filters[0]: unknown filter 'bad/text'; bad offers: none; bad/text is of kind reward"
+    (found,) = faults(f"reward='{tmp_path}/bad.py:text'")
+    assert found.endswith(f"(in a configuration: plugins: [{tmp_path}/bad.py]), and name its component: bad/text")
+
+
 def test_a_forgotten_prefix_is_suggested(faults, tmp_path):
     (tmp_path / "bad.py").write_text("import rlsdk\n@rlsdk.reward('text')\ndef text(rollout): return 1.0\n")
     (found,) = faults("reward=text", plugins=[tmp_path / "bad.py"])

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
 import pytest
 import yaml
 
@@ -80,12 +81,26 @@ def test_overrides_change_it(file: Path) -> None:
         ({"learner": {"use": "deepspeed", "lrr": 1}}, "learner.lrr: unknown option 'lrr', did you mean 'lr'?"),
         ({"steps": "many"}, "steps: expected int or null, got 'many'"),
         ({"trackers": ["tensorbord"]}, "did you mean 'tensorboard'"),
+        (
+            {"eval": {"pass_at": {1}}},
+            "eval.pass_at: expected text, a number, a list, a mapping or a marked object; got {1}",
+        ),
+        ({"reward": print}, "got <built-in function print>; write @rlsdk.reward('NAME') above it"),
+        ({"algorithm": {"use": "grpo", "filters": [print]}}, "filters[0]: expected the name"),
+        ({"algorithm": {"use": "grpo", "filters": [print]}}, "; write @rlsdk.filter('NAME') above it"),
     ],
 )
 def test_mistakes_are_reported_with_their_path(file: Path, more: dict[str, Any], words: str) -> None:
     with pytest.raises(rlsdk.ConfigError) as caught:
         check(config(file, **more))
     assert words in str(caught.value)
+
+
+def test_numbers_and_arrays_of_numpy_are_plain_values(file: Path) -> None:
+    learner = {"use": "deepspeed", "betas": np.array([0.5, 0.75])}
+    plan = check(config(file, steps=np.int64(3), max_invalid=np.float64(0.5), learner=learner))
+    assert (plan.config.steps, plan.config.max_invalid) == (3, 0.5)
+    assert list(plan.learner.options["betas"]) == [0.5, 0.75]
 
 
 def test_the_tracker_of_every_run_is_not_opened_twice(file: Path) -> None:

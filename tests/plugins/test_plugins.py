@@ -115,8 +115,9 @@ def test_a_plugin_of_the_repository_is_answered_with_its_folder():
         assert f"(pip install {folder}, in a clone of rlsdk)" in failure("reward", f"{name}/score")
 
 
-def test_a_component_of_another_kind_is_not_offered(mylab):
-    assert failure("advantage", "mylab/exact") == "unknown advantage 'mylab/exact'; mylab offers: none"
+def test_a_component_of_another_kind_is_not_offered_and_its_kind_is_told(mylab):
+    expected = "unknown advantage 'mylab/exact'; mylab offers: none; mylab/exact is of kind reward"
+    assert failure("advantage", "mylab/exact") == expected
 
 
 @pytest.mark.parametrize("name", [3, None, len])
