@@ -121,6 +121,25 @@ _RAISED = {
 }
 
 
+# From Python 3.13 on, the two methods can only be given by a subclass.
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: BinaryIO, reference: Callable[[Any], Any]) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self._reference = reference
+
+    def persistent_id(self, obj: Any) -> Any:
+        return self._reference(obj)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: BinaryIO, resolve: Callable[[Any], Any]) -> None:
+        super().__init__(file)
+        self._resolve = resolve
+
+    def persistent_load(self, pid: Any) -> Any:
+        return self._resolve(pid)
+
+
 class Far:
     """Proxy in the tests' process for an object of the answer that is not plain data."""
 
@@ -200,9 +219,7 @@ class Tested:
 
     def _pickled(self, message: Any) -> bytes:
         written = io.BytesIO()
-        pickler = pickle.Pickler(written, pickle.HIGHEST_PROTOCOL)
-        pickler.persistent_id = self._reference  # type: ignore[method-assign]
-        pickler.dump(message)
+        _Pickler(written, self._reference).dump(message)
         return written.getvalue()
 
     def _write(self, message: bytes) -> None:
@@ -303,10 +320,8 @@ class AnswerServer:
         return {"far": [number, type(value).__name__]}
 
     def _received(self) -> Any:
-        unpickler = pickle.Unpickler(self._requests)  # noqa: S301 - from the tests, into a confined process
-        unpickler.persistent_load = self._resolved  # type: ignore[method-assign]
         try:
-            return unpickler.load()
+            return _Unpickler(self._requests, self._resolved).load()  # from the tests, into a confined process
         except EOFError:  # the tests are done
             os._exit(0)
 
