@@ -11,6 +11,7 @@ import attrs
 
 from rlsdk.cluster.nodes import DrainingNode
 from rlsdk.config import Plan, defaults
+from rlsdk.contracts import DescribesTools
 from rlsdk.engines.client import EngineClient
 from rlsdk.engines.pausable import PausableClient
 from rlsdk.environments.pool import EnvWorkerPool, env_worker_pools
@@ -131,6 +132,14 @@ class LocalMaker:
         """Do nothing: this process cannot move to another node."""
 
 
+def expert_of(plan: Plan) -> Any:
+    """Return the workflow of demonstrations that are mixed with rollouts: their prompts offer the same tools."""
+    options = plan.workflow.options
+    describes = isinstance(plan.plugins.resolve(plan.workflow), DescribesTools)
+    shown = {name: options[name] for name in ("tools", "parser", "describe") if describes and name in options}
+    return load("workflow", defaults.DEMONSTRATION.name, **shown)
+
+
 @contextmanager
 def local_maker(
     plan: Plan,
@@ -165,7 +174,7 @@ def local_maker(
         seed = config.seed if config.sampling.seeds == "request" else None
         generators = {
             "train": RolloutGenerator(plan.plugins.resolve(plan.workflow), scorer, seed, observer),
-            "expert": RolloutGenerator(load("workflow", defaults.DEMONSTRATION.name), None, None),
+            "expert": RolloutGenerator(expert_of(plan), None, None),
             "evaluation": evaluator_of(plan, scorer),
         }
         yield LocalMaker(

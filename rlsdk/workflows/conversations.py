@@ -20,6 +20,7 @@ from rlsdk.limits import Count, Positive
 from rlsdk.messages import QUICK_CHARACTERS
 from rlsdk.types import Message, Role, Rollout, Score, Task
 from rlsdk.workflows.limits import limited
+from rlsdk.workflows.tools import Tools
 
 
 @rlsdk.workflow("single_turn", one_answer=True)
@@ -140,15 +141,38 @@ class SelfRefine:
 
 
 @rlsdk.workflow("demonstration")
-async def demonstration(task: Task, chat: Chat) -> Rollout:
-    """Take the answers from `demonstration` in the task's metadata instead of sampling the policy.
+@attrs.frozen(kw_only=True)
+class Demonstration:
+    """Takes the answers from `demonstration` in the task's metadata instead of sampling the policy.
 
     A demonstration is the text of one answer, or the list of messages that follow the prompt. Messages `{"role":
     "assistant", "content": "..."}` are answers, which are trained on. Messages of other roles may come between answers,
     as in a workflow with several turns, tools or an environment.
+
+    Attributes:
+        tools: Functions and classes that the prompt describes, as in the workflow `tools`; they are not called.
+        parser: Syntax of tool calls, as in the workflow `tools`.
+        describe: Describe the tools in a message if the chat template does not.
     """
-    await _write(chat, _messages(task, "demonstration"))
-    return chat.finish()
+
+    tools: tuple[str, ...] = ()
+    parser: str | None = None
+    describe: bool = True
+    _offered: Tools | None = attrs.field(init=False, eq=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        try:
+            offered = Tools(tools=self.tools, parser=self.parser, describe=self.describe) if self.tools else None
+        except OptionError as error:
+            raise OptionError("workflow 'demonstration'", error.faults) from error
+        object.__setattr__(self, "_offered", offered)
+
+    async def run(self, task: Task, chat: Chat) -> Rollout:
+        """Append the messages of the demonstration."""
+        if self._offered is not None:
+            self._offered.offer(chat)
+        await _write(chat, _messages(task, "demonstration"))
+        return chat.finish()
 
 
 @rlsdk.workflow("chosen_rejected")

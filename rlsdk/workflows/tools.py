@@ -119,6 +119,10 @@ class Tools:
         """JSON schemas of its functions and of the methods of its classes."""
         return [tool.schema for tool in [*self._tools.values(), *(t for each in self._classes for t in each.tools)]]
 
+    def offer(self, chat: Chat) -> None:
+        """Show the tools in the prompt as `run` does, without those of servers."""
+        chat.offer(self.tool_schemas, describe=self.describe, parser=self._dialect)
+
     def check_task(self, task: Task) -> None:
         """Check that a task has the fields that `reset` of each class requires.
 

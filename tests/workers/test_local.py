@@ -10,7 +10,7 @@ import pytest
 import rlsdk
 from rlsdk.errors import ConfigError, RunError
 from rlsdk.rollout.codec import ChatTokenizer
-from rlsdk.workers.local import local_maker
+from rlsdk.workers.local import expert_of, local_maker
 from tests.trainer.fakes import make_plan
 
 
@@ -61,3 +61,11 @@ def test_a_reward_that_keeps_state_is_refused_with_rollout_workers(tmp_path: Pat
         ConfigError, match=r"rollout.workers: the reward 'test_local/novel' keeps state.* set rollout.workers=0"
     ):
         make_plan(tmp_path, reward=Novel, rollout={"workers": 2})
+
+
+def test_demonstrations_mixed_with_rollouts_offer_the_tools_of_the_workflow(tmp_path: Path) -> None:
+    tools = [f"{Path(__file__).parents[2] / 'examples' / 'calculator.py'}:calculate"]
+    workflow = {"use": "tools", "tools": tools, "parser": "hermes", "describe": False, "max_turns": 3}
+    mixed = {"algorithm": {"use": "mix"}, "workflow": workflow}
+    offers = expert_of(make_plan(tmp_path, **mixed))
+    assert (list(offers.tools), offers.parser, offers.describe) == (tools, "hermes", False)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import rlsdk
 from rlsdk import nano
 from rlsdk.contracts import RewardSpec
-from rlsdk.errors import DataError
+from rlsdk.errors import DataError, OptionError
 from rlsdk.plugins.discovery import find
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.scoring.scorer import RewardTerm, Scorer
@@ -23,8 +24,8 @@ CALCULATOR = Path(__file__).resolve().parents[2] / "examples" / "calculator.py"
 SMALL = {"numbers": 3, "number_range": (1, 20), "target_range": (1, 100), "operators": "+-", "template": "compact"}
 
 
-def shown(task: Task, codec: ChatTokenizer) -> Rollout:
-    [group] = run_workflow(rlsdk.load("workflow", "demonstration"), [task], codec, lambda _: "")
+def shown(task: Task, codec: ChatTokenizer, **options: object) -> Rollout:
+    [group] = run_workflow(rlsdk.load("workflow", "demonstration", **options), [task], codec, lambda _: "")
     return group.rollouts[0]
 
 
@@ -54,6 +55,32 @@ def test_turns_are_trained_on_and_tokens_between_them_are_not() -> None:
     # prompt 2, answer and end 4, line break and colon 2, answer and end 4
     assert rollout.loss_mask.tolist() == [False] * 2 + [True] * 4 + [False] * 2 + [True] * 4
     assert [m.role for m in rollout.messages] == ["user", "assistant", "user", "assistant"]
+
+
+CALL = talk(("assistant", '<tool_call>{"name": "f", "arguments": {"x": "1"}}</tool_call>'))
+RESULT = {"role": "tool", "content": "3", "name": "f"}
+
+
+@pytest.mark.parametrize(
+    ("codec", "prompt", "calls"),
+    [(chatml(), [Message("user", "1+2?")], [*CALL, RESULT]), (plain(), "1+2?", [])],
+    ids=["by the template", "by a message"],
+)
+def test_a_prompt_offers_the_tools_as_the_workflow_tools_does(
+    codec: ChatTokenizer, prompt: Any, calls: list[dict[str, str]], tmp_path: Path
+) -> None:
+    (tmp_path / "lab.py").write_text('def f(x: str) -> int:\n    """Three."""\n    return 3\n')
+    tools: dict[str, object] = {"tools": [f"{tmp_path / 'lab.py'}:f"], "parser": "hermes"}
+    answers = [*calls, *talk(("assistant", "3"))]
+    task = Task(id="d", prompt=prompt, answer="3", metadata={"demonstration": answers})
+    rollout = shown(task, codec, **tools)
+    assert the_same(rollout, acted(task, codec, "tools", "exact_match", **tools))
+    assert rollout.loss_mask.argmax() > shown(task, codec).loss_mask.argmax()  # a longer prompt
+
+
+def test_tools_of_a_demonstration_that_do_not_exist_are_a_fault_of_it() -> None:
+    with pytest.raises(OptionError, match=r"^workflow 'demonstration': tools\[0\]: nowhere.py"):
+        rlsdk.load("workflow", "demonstration", tools=["nowhere.py:f"])
 
 
 @pytest.mark.parametrize("name", ["demonstration", "chosen_rejected"])
