@@ -61,7 +61,8 @@ def explain(
     """Check the YAML file CONFIG with settings KEY=VALUE and show what it would run, without starting it.
 
     Faults are wrong on any machine; the exit status is then 2. Warnings are wrong on this machine: a missing GPU or
-    package, a model that is not downloaded. `rlsdk train` refuses to start for either. Notes are informational.
+    package, a model that is not downloaded. `rlsdk train` refuses to start for either, except for too little memory,
+    which is an estimate. Notes are informational.
     """
     nodes = None if gpus is None else _nodes(gpus)
     printed = contextlib.redirect_stdout(sys.stderr)  # what libraries and plugins print is not the answer
@@ -83,11 +84,11 @@ def explain(
             found = attrs.evolve(found, faults=(*found.faults, *misplaced))
             if not misplaced:
                 plan_text["gpus"] = _users(gpu_map(plan, nodes))
-        memory = MemoryEstimate()
+        memory, refused = MemoryEstimate(), bool(found.warnings)
         if with_memory:
             gpu_bytes = None if gpu_memory is None else int(gpu_memory * 2**30)
             memory = estimate_memory(plan, found.built, nodes=nodes, gpu_bytes=gpu_bytes)
-            short = tuple(PlanFinding("memory", text) for text in memory.shortages())
+            short = [PlanFinding("memory", text) for text in memory.shortages()]
             found = attrs.evolve(found, warnings=(*found.warnings, *short))
     if as_json:
         values = [attrs.asdict(each, recurse=False) for each in origins(config, settings, plan)] if full else None
@@ -104,8 +105,10 @@ def explain(
         click.echo(f"rlsdk: note: {note}", err=True)
     if found.faults:
         raise ConfigError(map(str, found.faults))
-    warned = f", but {counted(len(found.warnings), 'warning')}: `rlsdk train` would not start here"
-    click.echo(f"rlsdk: the configuration has no faults{warned if found.warnings else ''}", err=True)
+    # An estimate of memory may be wrong, so `rlsdk train` only logs it.
+    warned = f", but {counted(len(found.warnings), 'warning')}" if found.warnings else ""
+    effect = ": `rlsdk train` would not start here" if refused else ""
+    click.echo(f"rlsdk: the configuration has no faults{warned}{effect}", err=True)
 
 
 def _users(found: GPUMap) -> dict[str, str]:

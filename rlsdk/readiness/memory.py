@@ -12,6 +12,7 @@ from typing import Any, Literal
 import attrs
 
 from rlsdk import preflight
+from rlsdk.cluster.address import RayAddress
 from rlsdk.cluster.gpus import GPUMap, GPUNode, GPUPlace
 from rlsdk.cluster.placement import gpu_map, sections_apart
 from rlsdk.config import Plan
@@ -140,6 +141,19 @@ def estimate_memory(
             found.unknown.append(f"the reward {part.reference.name!r} runs in its own process, which is not estimated")
     found.add([MemoryUse("driver and Ray", DRIVER_BYTES, on_host=True)], "host", 1)
     return MemoryEstimate(rows=tuple(found.rows), unknown=tuple(found.unknown), remedies=dict(found.remedies))
+
+
+def gpu_shortages(plan: Plan, built: tuple[Any, str]) -> list[str]:
+    """Return what will not fit on this machine and its GPUs; nothing if the run has other machines or no GPU.
+
+    Args:
+        plan: Checked plan.
+        built: As in `estimate_memory`.
+    """
+    place = plan.config.placement
+    if place.device == "cpu" or RayAddress.find(place) is not None or not preflight.gpu_count():
+        return []
+    return [f"memory: {text}" for text in estimate_memory(plan, built).shortages()]
 
 
 @attrs.define(kw_only=True)

@@ -25,6 +25,7 @@ from rlsdk.errors import ConfigError
 from rlsdk.isolation.watching import stage
 from rlsdk.learners.apart import DividedLearnerGroup, start_learner
 from rlsdk.readiness.checks import examine
+from rlsdk.readiness.memory import gpu_shortages
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.mixture import Source, TaskStreams
 from rlsdk.rollout.stream import SampledStream, TaskStream, opened
@@ -62,8 +63,9 @@ def examined(plan: Plan, *, trains: bool = True) -> tuple[Sequence[Sequence[Task
     """
     exchanged_adapter(plan)  # an adapter that the engine cannot serve is an error before anything starts
     ready = examine(plan, trains=trains).require()
+    short = gpu_shortages(plan, ready.built) if trains else []
     rehearsed = run_async(rehearse(plan, ready.tasks))
-    return ready.tasks, attrs.evolve(rehearsed, notes=(*map(str, ready.notes), *rehearsed.notes))
+    return ready.tasks, attrs.evolve(rehearsed, notes=(*map(str, ready.notes), *short, *rehearsed.notes))
 
 
 @contextmanager

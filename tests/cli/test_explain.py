@@ -126,7 +126,9 @@ def test_the_last_line_says_that_there_are_no_faults(monkeypatch):
 
     assert said() == "rlsdk: the configuration has no faults"
     monkeypatch.setattr("rlsdk.readiness.memory.DRIVER_BYTES", 2**60)
-    assert said() == "rlsdk: the configuration has no faults, but 1 warning: `rlsdk train` would not start here"
+    assert said() == "rlsdk: the configuration has no faults, but 1 warning"  # of an estimate, for which runs start
+    monkeypatch.setattr("rlsdk.preflight.open_files", lambda: ["too few"])
+    assert said() == "rlsdk: the configuration has no faults, but 2 warnings: `rlsdk train` would not start here"
 
 
 def test_long_values_wrap_where_columns_are_limited_and_nothing_is_lost(explain, monkeypatch, tmp_path):

@@ -221,6 +221,14 @@ def test_arguments_on_gpus() -> None:
     assert shared["gpu_memory_utilization"] == 0.4
 
 
+def test_on_a_gpu_of_the_learner_an_engine_leaves_room_for_its_weights() -> None:
+    shares = [
+        engine_arguments(MODEL, attrs.evolve(GPU, colocated=colocated), Vllm())["gpu_memory_utilization"]
+        for colocated in (True, False)
+    ]
+    assert shares == [0.7, 0.85]
+
+
 def test_further_arguments() -> None:
     assert engine_arguments(MODEL, CPU, Vllm(args={"block_size": 32}))["block_size"] == 32
     with pytest.raises(OptionError, match=r"args\.max_model_len: is set by model\.max_length"):

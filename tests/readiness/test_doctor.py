@@ -8,6 +8,7 @@ import resource
 import socket
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,85 @@ def test_a_gpu_beside_a_build_of_torch_for_cpus_is_a_warning(monkeypatch: pytest
     monkeypatch.setattr(doctor, "cuda_of_torch", lambda: "")
     found = diagnosed("gpu")
     assert found.status == "warn" and "NVIDIA H200" in found.found and "built for CPUs" in found.found
+
+
+@pytest.mark.parametrize(
+    ("driver", "visible", "why"),
+    [
+        ("570.10", None, "the driver 570.10 is older than 580.65.06, the oldest for CUDA 13.0"),
+        ("580.82.07", "", "CUDA_VISIBLE_DEVICES is ''"),
+        ("580.82.07", None, "in a container, libcuda.so.1 of the driver may be missing"),
+        ("[N/A]", None, "in a container"),
+    ],
+)
+def test_a_gpu_that_torch_does_not_see_fails_with_the_reason(
+    driver: str, visible: str | None, why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\necho 'NVIDIA H200, {driver}, 143771 MiB'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(doctor, "cuda_of_torch", lambda: "13.0")
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    found = diagnosed("gpu")
+    assert found.status == "fail" and "update the driver" in found.remedy
+    assert f"torch (CUDA 13.0) sees no GPU; {why}" in found.found
+
+
+TOPOLOGY = """
+\t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
+GPU0\t X \t{0}\tSYS\tPIX\t0-47\t0\t\tN/A
+GPU1\t{0}\t X \tSYS\tNODE\t0-47\t0\t\tN/A
+GPU2\tSYS\tSYS\t X \tSYS\t48-95\t1\t\tN/A
+NIC0\tPIX\tNODE\tSYS\t X \t\t\t\t
+
+Legend:
+
+  X    = Self
+  SYS  = Connection traversing PCIe as well as the SMP interconnect between NUMA nodes
+"""
+
+
+@pytest.mark.parametrize(
+    ("link", "found"),
+    [("NV18", "2 pairs by SYS, 1 pair by NV18 (NV: NVLink)"), ("PIX", "2 pairs by SYS, 1 pair by PIX (no NVLink")],
+)
+def test_links_of_gpus_are_counted(link: str, found: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "topology").write_text(TOPOLOGY.format(link))
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\ncat '{tmp_path}/topology'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert diagnosed("GPU links").found.startswith(found)
+
+
+def test_one_gpu_has_no_links(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nprintf '\\tGPU0\\tCPU Affinity\\nGPU0\\t X \\t0-3\\n'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert "GPU links" not in [each.name for each in doctor.diagnose()]
+
+
+def test_what_triton_compiles_with_is_checked_where_torch_is_for_gpus(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    assert "Triton" not in [each.name for each in doctor.diagnose()]
+    monkeypatch.setattr(doctor, "cuda_of_torch", lambda: "13.0")
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
+    (tmp_path / "Python.h").write_text("")
+    (tmp_path / "gcc").write_text("#!/bin/sh\n")
+    (tmp_path / "gcc").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = diagnosed("Triton")
+    assert (found.status, found.found) == ("ok", f"compiles with {tmp_path}/gcc and {tmp_path}/Python.h")
+    monkeypatch.setenv("CC", "no-such-compiler")
+    (tmp_path / "Python.h").unlink()
+    found = diagnosed("Triton")
+    assert found.status == "warn" and "python3-dev" in found.remedy
+    assert found.found == f"no C compiler (no-such-compiler) on PATH; no {tmp_path}/Python.h"
 
 
 def test_no_compiler_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

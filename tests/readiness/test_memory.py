@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,13 +17,18 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import architectures
 
+from rlsdk import preflight
 from rlsdk.cli import root
+from rlsdk.config import check
 from rlsdk.contracts import ActorSpec, MemoryUse, Model, Roles, UpdateShape
+from rlsdk.conversion import without_weights
+from rlsdk.engines.vllm import Vllm
 from rlsdk.errors import LearnerError
 from rlsdk.learners import activations, estimate
 from rlsdk.learners.deepspeed import DeepSpeedLearner
 from rlsdk.learners.lora import Lora
 from rlsdk.readiness.memory import MemoryEstimate, MemoryRow
+from rlsdk.trainer.assembly import examined
 from tests.engines.tiny import make_classifier
 
 NANO = Path(__file__).resolve().parents[2] / "examples" / "models" / "countdown-nano"
@@ -255,6 +261,40 @@ def test_engines_and_learner_hold_a_shared_gpu_in_turns_but_other_memory_togethe
     assert asleep.on_host and asleep.bytes == 12 * 343_680
     uses = {use.role: use for use in on_a_shared_gpu(reference=True)}
     assert uses["sleeping learner"].bytes == (12 + 4) * 343_680 and uses["reference model"].turn == "learn"
+
+
+def test_the_weights_of_a_7b_learner_and_an_engine_by_default_fit_into_80_gb_together(seven_b: Model):
+    def on_gpu(uses: Sequence[MemoryUse]) -> int:
+        return sum(use.bytes for use in uses if not use.on_host and use.turn != "learn")
+
+    place = ActorSpec(role="engine", device="cuda", colocated=True)
+    learner = on_gpu(DeepSpeedLearner().rank_memory(Roles(actor=seven_b), place).uses)
+    engine = on_gpu(Vllm().generation_memory(seven_b, without_weights(seven_b), place, 80 * GIB))
+    assert learner == 2 * PARAMETERS
+    assert learner + engine + 2 * GIB < 80 * GIB  # of which the processes' own contexts take part
+    filled = on_gpu(
+        Vllm(gpu_memory_utilization=0.85).generation_memory(seven_b, without_weights(seven_b), place, 80 * GIB)
+    )
+    assert learner + filled > 80 * GIB
+
+
+@pytest.mark.parametrize(
+    ("gpus", "size", "device", "told"),
+    [(1, 2**20, "auto", 1), (1, 2**40, "auto", 0), (0, 2**20, "auto", 0), (1, 2**20, "cpu", 0)],
+)
+def test_a_run_on_gpus_is_told_before_it_starts_that_it_will_not_fit(
+    gpus: int, size: int, device: str, told: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setattr(preflight, "gpu_count", lambda: gpus)
+    monkeypatch.setattr(preflight, "gpu_capability", list)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=size))
+    monkeypatch.setattr("rlsdk.readiness.memory.DRIVER_BYTES", 0)
+    config = NANO.parents[1] / "countdown_nano.yaml"
+    plan = check(config, [f"placement.device={device}", "placement.engines=1", f"out={tmp_path}"], ())
+    _, rehearsed = examined(plan)
+    short = [note for note in rehearsed.notes if note.startswith("memory: about ")]
+    assert len(short) == told
+    assert not told or ("each GPU has 1 MiB" in short[0] and "placement.gpus_per_engine" in short[0])
 
 
 def on_a_shared_gpu(*, reference: bool) -> Sequence[MemoryUse]:
