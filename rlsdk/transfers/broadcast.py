@@ -243,6 +243,7 @@ def _gloo(store: Any, rank: int, meeting: Meeting, patience: timedelta) -> Any:
     kind: Any = dist.ProcessGroupGloo  # torch declares few of its types
     options = kind._Options()
     options._timeout = patience
+    options._threads = 8  # number of tensors sent at once; each takes round trips, and by default it is 2
     # Use the network that reaches the learner; a host name may resolve to another, or not at all.
     with socket.create_connection((meeting.host, meeting.port), patience.total_seconds()) as connection:
         options._devices = [kind.create_device(hostname=connection.getsockname()[0])]
