@@ -78,6 +78,8 @@ class RolloutWorkerActor(RunActor):
     def __init__(self, log_path: str) -> None:
         super().__init__(log_path)
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+        # A line for each request of an agent would fill the log, and holds the secret in its URL.
+        logging.getLogger("httpx").setLevel(logging.WARNING)
         self._maker: LocalMaker | None = None
         self._ends = ExitStack()
         self._early: dict[int, Sequence[Command]] = {}
