@@ -316,7 +316,8 @@ class EnvWorker:
                 continue
             if not await self._answers(self._silence):
                 return self.lose(
-                    f"it did not answer for {2 * self._silence:g} s, since a call blocks its whole process"
+                    f"it did not answer for {2 * self._silence:g} s, since a call blocks its whole process, or the "
+                    "network does not reach it"
                 )
 
     async def _answers(self, seconds: float) -> bool:
