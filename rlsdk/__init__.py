@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from rlsdk.marks import filter as filter
     from rlsdk.marks import kl as kl
     from rlsdk.marks import learner as learner
+    from rlsdk.marks import lr_schedule as lr_schedule
     from rlsdk.marks import optimizer as optimizer
     from rlsdk.marks import policy_loss as policy_loss
     from rlsdk.marks import renderer as renderer
@@ -83,6 +84,7 @@ _NAMES = {
         "filter",
         "kl",
         "learner",
+        "lr_schedule",
         "optimizer",
         "policy_loss",
         "renderer",

@@ -44,6 +44,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "engine": ("rlsdk.engines.vllm", "rlsdk.engines.transformers", "rlsdk.engines.openai"),
     "learner": ("rlsdk.learners.deepspeed",),
     "optimizer": ("rlsdk.learners.optimizers",),
+    "lr_schedule": ("rlsdk.learners.schedules",),
     "tracker": ("rlsdk.runlog.trackers",),
     "renderer": ("rlsdk.renderers.template",),
     "tool_parser": ("rlsdk.tool_parsers.general", "rlsdk.tool_parsers.native"),

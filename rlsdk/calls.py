@@ -29,9 +29,21 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "workflow": ("task", "chat"),
     "diagnosis": ("history",),
     "optimizer": ("groups",),
+    "lr_schedule": ("step", "steps"),
 }
 """Kind -> positional arguments that rlsdk passes to a function, or to `__call__` or `run` of a class's instance."""
-NOT_AWAITED = ("policy_loss", "correction", "kl", "filter", "buffer", "stop", "tasks", "diagnosis", "optimizer")
+NOT_AWAITED = (
+    "policy_loss",
+    "correction",
+    "kl",
+    "filter",
+    "buffer",
+    "stop",
+    "tasks",
+    "diagnosis",
+    "optimizer",
+    "lr_schedule",
+)
 """Kinds that rlsdk calls without await."""
 NOT_CALLED = ("tasks", "workflow")
 """Kinds whose classes rlsdk does not call: a sequence of tasks, an object with the method `run`."""

@@ -321,6 +321,19 @@ def optimizer(name: str, *, whole_tensors: bool = False) -> Callable[[T], T]:
 
 
 @named
+def lr_schedule(name: str) -> Callable[[T], T]:
+    """Mark a learning-rate schedule: `(step, steps, *, …) -> float`, the share of the peak learning rate.
+
+    Both arguments count optimiser steps after the learner's warm-up: `step` those taken so far, `steps` those of the
+    run. The value must depend on nothing else, so that a resumed run continues with the same rates.
+
+    Args:
+        name: Name within the plugin.
+    """
+    return mark("lr_schedule", name)
+
+
+@named
 def tracker(name: str) -> Callable[[T], T]:
     """Mark a tracker: `open(run)`, `log(step, metrics)`, `close()`."""
     return mark("tracker", name)

@@ -34,6 +34,7 @@ KINDS: dict[Kind, str] = {
     "engine": "Engines",
     "learner": "Learners",
     "optimizer": "Optimisers",
+    "lr_schedule": "Learning-rate schedules",
     "weight_transfer": "Weight transfers",
     "buffer": "Buffers",
     "stop": "Stop rules",

@@ -32,6 +32,7 @@ DOES: Mapping[Kind, str] = {
     "engine": "sample responses",
     "learner": "update the weights",
     "optimizer": "turn gradients into steps of the weights",
+    "lr_schedule": "change the learning rate during training",
     "weight_transfer": "send weights from the learner to the engines",
     "diagnosis": "recognise a problem from the metrics of a run",
 }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import attrs
@@ -15,9 +17,9 @@ from rlsdk.contracts.generation import DTYPE_BYTES
 from rlsdk.errors import LearnerError, OptionError, RlsdkError
 from rlsdk.learners.lora import Lora, adapter_fault, base_of, count_adapter
 from rlsdk.learners.rows import RowStyle
-from rlsdk.learners.trained import DecayShape, Schedule, schedule
 from rlsdk.limits import NonNegative, Positive, Share, at_least, below
-from rlsdk.plugins import faults_of, load, short_name
+from rlsdk.options import CONVERTER
+from rlsdk.plugins import CORE, Plugins, faults_of, load, short_name
 
 if TYPE_CHECKING:
     from torch import nn
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 Decay = Annotated[float, at_least(0), below(1)]
 Attention = Literal["sdpa", "flash_attention_2", "eager"]
 ValueInit = Literal["zero", "small"]
+DecayShape = Literal["linear", "cosine", "sqrt"]
 DecayedParameters = Literal["all", "matrices"]
 NO_FLOAT16 = "dtype float16 would need loss scaling, which skips steps; set model.dtype=bfloat16 or float32"
 
@@ -36,8 +39,14 @@ Group = dict[str, Any]
 """A parameter group of torch: `params`, `param_names`, `lr`, `weight_decay`, and what an optimiser adds."""
 Factory = Callable[[list[Group]], Any]
 """An optimiser component, bound to its options."""
+Rate = Callable[[int, int], Any]
+"""A learning-rate schedule, bound to its options."""
 _SIDE = 64
 """Rows and columns of the matrices on which the size of an optimiser's state is measured."""
+
+
+def _as_use(value: Any) -> Use:
+    return CONVERTER.structure(value, Use)
 
 
 def _positive_or_auto(_: Any, __: Any, value: int | str) -> None:
@@ -64,7 +73,8 @@ class LearnerOptions(ABC):
             `critic/skipped_updates`.
         schedule: Learning-rate schedule after warm-up. constant; linear, cosine or polynomial: decay to `final_ratio`;
             inverse_sqrt: the peak times √(warm-up steps / steps so far), at least `final_ratio`; wsd
-            (warmup-stable-decay): constant, then decay in the last `decay_steps`.
+            (warmup-stable-decay): constant, then decay in the last `decay_steps`; or one of a plugin. The keys of the
+            learner named here are for the built-in ones, which also take them as their own options.
         warmup_steps: Number of optimiser steps of linear warm-up.
         final_ratio: Final learning rate as a share of the peak.
         decay_steps: Number of optimiser steps of the decay, after which the learning rate stays at its final value.
@@ -101,7 +111,7 @@ class LearnerOptions(ABC):
     weight_decay_on: DecayedParameters = "all"
     grad_clip: NonNegative = 1.0
     skip_limit: Annotated[int, at_least(0)] = 5
-    schedule: Schedule = "constant"
+    schedule: Annotated[Use, NamesKind("lr_schedule")] = attrs.field(default=defaults.LR_SCHEDULE, converter=_as_use)
     warmup_steps: Annotated[int, at_least(0)] = 0
     final_ratio: Share = 0.1
     decay_steps: Annotated[int, at_least(1)] | None = None
@@ -115,6 +125,7 @@ class LearnerOptions(ABC):
     router_loss_coef: NonNegative | None = None
     lora: Lora | None = None
     _factory: Factory = attrs.field(init=False, repr=False)
+    _rate: Rate = attrs.field(init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         self._check_schedule()
@@ -127,14 +138,24 @@ class LearnerOptions(ABC):
             )
 
     def _check_schedule(self) -> None:
-        readers: dict[str, tuple[str, ...]] = {
-            "decay_steps": ("linear", "cosine", "polynomial", "wsd"),
-            "decay_power": ("polynomial",),
-            "decay_shape": ("wsd",),
-        }
-        for option, kinds in readers.items():
-            if getattr(self, option) is not None and self.schedule not in kinds:
-                raise ValueError(f"{option} belongs to schedule: {' or '.join(kinds)}; got schedule: {self.schedule}")
+        if faults := faults_of("lr_schedule", self.schedule, "schedule"):
+            raise OptionError("learner", faults)
+        readers = _read_by_schedules()
+        shared = readers.get(self.schedule_name, ())
+        for option in ("decay_steps", "decay_power", "decay_shape"):
+            if getattr(self, option) is not None and option not in shared:
+                kinds = " or ".join(name for name, options in readers.items() if option in options)
+                raise ValueError(f"{option} belongs to schedule: {kinds}; got schedule: {self.schedule_name}")
+            if getattr(self, option) is not None and option in self.schedule.options:
+                raise OptionError("learner", [(f"schedule.{option}", f"given twice: learner.{option} is the same")])
+        given = {name: getattr(self, name) for name in shared}
+        self._rate = load("lr_schedule", self.schedule.name, **{**given, **self.schedule.options})
+
+    @property
+    def schedule_name(self) -> str:
+        """Name of the learning-rate schedule as in a configuration."""
+        name = self.schedule.name
+        return short_name(name) if isinstance(name, str) else title_of(name)
 
     def _check_optimizer(self) -> None:
         faults = faults_of("optimizer", self.optimizer, "optimizer")
@@ -184,16 +205,25 @@ class LearnerOptions(ABC):
         return state_bytes(self._factory)
 
     def rate_factor(self, total_updates: int) -> Callable[[int], float]:
-        """Return the share of the peak learning rate after a number of optimiser steps, out of `total_updates`."""
-        return schedule(
-            self.schedule,
-            self.warmup_steps,
-            self.final_ratio,
-            total_updates,
-            decay_steps=self.decay_steps,
-            decay_power=self.decay_power,
-            decay_shape=self.decay_shape,
-        )
+        """Return the share of the peak learning rate after a number of optimiser steps, out of `total_updates`.
+
+        The function raises `LearnerError` if the schedule gives anything but a finite number of at least 0.
+        """
+        warmup, steps = self.warmup_steps, max(0, total_updates - self.warmup_steps)
+
+        def factor(done: int) -> float:
+            if done < warmup:
+                return (done + 1) / warmup
+            with naming(self._rate):
+                share = self._rate(done - warmup, steps)
+            if not isinstance(share, int | float) or not math.isfinite(share) or share < 0:
+                raise LearnerError(
+                    f"{title_of(self._rate)} returned {share!r} for step {done - warmup} of {steps}; expected the "
+                    "share of the peak learning rate, a finite number of at least 0"
+                )
+            return float(share)
+
+        return factor
 
     def make_optimizer(self, groups: Sequence[Mapping[str, Any]], lr: float) -> Optimizer:
         """Create the optimiser of a trained module.
@@ -299,6 +329,13 @@ class LearnerOptions(ABC):
             f"attention: {self.attention} sums in a different order than the engine's sdpa": self.attention != "sdpa",
         }
         return [f"{reason}; leave it out" for reason, given in reasons.items() if given]
+
+
+@cache
+def _read_by_schedules() -> dict[str, tuple[str, ...]]:
+    """Return the options of each built-in learning-rate schedule: the learner has keys of the same names for them."""
+    built_in = Plugins().components(CORE, "lr_schedule")
+    return {name: tuple(option.name for option in each.options) for (_, name), each in built_in.items()}
 
 
 def created(factory: Factory, groups: Sequence[Mapping[str, Any]]) -> Optimizer:

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 log = logging.getLogger(__name__)
-Schedule = Literal["constant", "linear", "cosine", "polynomial", "inverse_sqrt", "wsd"]
-DecayShape = Literal["linear", "cosine", "sqrt"]
 Wanted = Callable[[str], bool]
 """Select tensors of a model by their `state_dict` names."""
 
@@ -33,7 +31,7 @@ class LearningRate:
 
     Attributes:
         peak: Peak learning rate.
-        factor: Share of the peak after a number of optimiser steps; see `schedule`.
+        factor: Share of the peak after a number of optimiser steps; see `LearnerOptions.rate_factor`.
     """
 
     peak: float
@@ -221,52 +219,6 @@ class TrainedModule(ABC):
             limit,
         )
         return None
-
-
-def schedule(
-    kind: Schedule,
-    warmup: int,
-    final: float,
-    total: int,
-    *,
-    decay_steps: int | None = None,
-    decay_power: float | None = None,
-    decay_shape: DecayShape | None = None,
-) -> Callable[[int], float]:
-    """Build the learning-rate factor as a function of completed optimiser steps.
-
-    Args:
-        kind: Shape after linear warm-up; see the options of the learner.
-        warmup: Number of warm-up steps.
-        final: Factor at the end.
-        total: Total number of steps.
-        decay_steps: Number of steps of the decay; see the options of the learner.
-        decay_power: Exponent of polynomial decay; None for 2.
-        decay_shape: Shape of the decay at the end of `wsd`; None for linear.
-    """
-    start, length = warmup, total - warmup if decay_steps is None else decay_steps
-    if kind == "wsd":
-        start = max(warmup, total - (math.ceil(total / 10) if decay_steps is None else decay_steps))
-        length = total - start
-    shape = (decay_shape or "linear") if kind == "wsd" else kind
-    power = 2.0 if decay_power is None else decay_power
-
-    def factor(done: int) -> float:
-        if done < warmup or shape == "constant":
-            return min(1.0, (done + 1) / max(warmup, 1))
-        if shape == "inverse_sqrt":
-            return max(final, math.sqrt(max(warmup, 1) / (done + 1)))
-        progress = min(max((done - start) / max(length, 1), 0.0), 1.0)
-        if shape == "linear":
-            return 1 - (1 - final) * progress
-        left: float = {
-            "polynomial": (1 - progress) ** power,
-            "cosine": 0.5 * (1 + math.cos(math.pi * progress)),
-            "sqrt": 1 - math.sqrt(progress),
-        }[shape]
-        return final + (1 - final) * left
-
-    return factor
 
 
 class PhaseTimer:

@@ -32,7 +32,7 @@ from rlsdk.contracts import (
     UsesGPUs,
 )
 from rlsdk.conversion import WEIGHT_FILES
-from rlsdk.errors import ConfigError, EnvironmentFault
+from rlsdk.errors import ConfigError, EnvironmentFault, RlsdkError
 from rlsdk.learners.base import TransformersLearner
 from rlsdk.plugins import ComponentRef, short_name
 from rlsdk.plurals import counted
@@ -308,6 +308,7 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True, devices: bo
         disk = estimate(plan, tasks=count, built=built)
         found.warnings += space(plan, disk)
         found.faults += _warmup_faults(plan, steps := _length(plan, count))
+        found.faults += _schedule_faults(plan, steps)
         found.notes += _move_notes(plan, steps)
         if count and count < plan.config.batch_size:
             text = f"{counted(count, 'task')}, fewer than batch_size={plan.config.batch_size}: some repeat in a step"
@@ -376,6 +377,21 @@ def _warmup_faults(plan: Plan, steps: int | None) -> list[PlanFinding]:
         return []
     text = f"{warmup} of {counted(steps, 'step')} would train the critic alone, so the actor would never be trained"
     return [PlanFinding("critic.warmup_steps", f"{text}; give fewer than the run has")]
+
+
+def _schedule_faults(plan: Plan, steps: int | None) -> list[PlanFinding]:
+    """Report a learning-rate schedule that fails at the first or the last optimiser step of the policy."""
+    learner, trained = plan.plugins.resolve(plan.learner), (steps or 0) - plan.config.critic.warmup_steps
+    if not isinstance(learner, TransformersLearner) or trained <= 0:
+        return []
+    updates = trained * plan.config.updates
+    factor = learner.rate_factor(updates)
+    try:
+        for done in (min(learner.warmup_steps, updates - 1), updates - 1):
+            factor(done)
+    except RlsdkError as error:
+        return [PlanFinding("learner.schedule", str(error))]
+    return []
 
 
 def _part_notes(plan: Plan) -> Iterator[tuple[str, str]]:

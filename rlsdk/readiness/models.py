@@ -142,7 +142,7 @@ def idle_notes(plan: Plan) -> Iterator[tuple[str, str]]:
     }
     learner, options = plan.plugins.resolve(plan.learner), plan.learner.options
     if isinstance(learner, LearnerOptions):
-        constant = learner.schedule == "constant"
+        constant = learner.schedule_name == "constant"
         trained = None if config.steps is None else max(0, config.steps - config.critic.warmup_steps)
         updates = None if trained is None else trained * config.updates
         given |= {

@@ -146,6 +146,11 @@ TEMPLATES: Mapping[Kind, NewKind] = {
         imports=("torch",),
         tests="import torch\nfrom rlsdk.testing import check_component",
     ),
+    "lr_schedule": NewKind(
+        words="learning-rate schedule",
+        usage={"learner": "{use: deepspeed, lr: 1.0e-3, schedule: $name/$name}"},
+        tests="from rlsdk.testing import check_component",
+    ),
     "renderer": NewKind(
         words="renderer",
         is_class=True,

@@ -35,6 +35,7 @@ MODULES = (
     "samplers",
     "rendering",
     "optimizers",
+    "schedules",
 )
 """Modules of `rlsdk.testing.properties`, in checking order."""
 ON_TENSORS = ("packed", "losses")

@@ -133,6 +133,29 @@ def test_a_warm_up_is_refused_if_the_learner_cannot_train_the_critic_alone_or_if
         assert fault.endswith("so the actor would never be trained; give fewer than the run has")
 
 
+def test_a_schedule_of_a_plugin_is_tried_at_the_first_and_the_last_step(
+    plan: Callable[..., Plan], tmp_path: Path
+) -> None:
+    create(tmp_path / "policy", largest=100)
+    (tmp_path / "falls.py").write_text(
+        "import rlsdk\n\n@rlsdk.lr_schedule('falls')\ndef falls(step, steps, *, end=0.0):\n"
+        "    return 1 - (1 - end) * step / (steps - 1)\n"
+    )
+    settings = (f"model.path={tmp_path / 'policy'}", "minibatches=2", "passes=3")
+
+    def said(schedule: str, *more: str) -> list[str]:
+        chosen = f"learner={{use: deepspeed, warmup_steps: 2, schedule: {schedule}}}"
+        made = plan(*settings, chosen, *more, plugins=(tmp_path / "falls.py",))
+        found = examine(made, starts=False)
+        return [fault.message for fault in found.faults if fault.path == "learner.schedule"]
+
+    assert said("falls/falls", "steps=2") == said("wsd", "steps=2") == []
+    (fault,) = said("{use: falls/falls, end: -1}", "steps=2")
+    assert "lr_schedule 'falls' returned -1.0 for step 9 of 10; expected the share of the peak" in fault
+    (fault,) = said("falls/falls", "steps=1", "passes=1", "minibatches=3")
+    assert "division by zero" in fault
+
+
 KL = ("algorithm={use: grpo, kl: k3, kl_coef: 0.1}",)
 
 

@@ -21,7 +21,7 @@ import torch
 from rlsdk.batch import LossInputs
 from rlsdk.contracts import LossSpec, Model, Roles, TrainBatch, Weights
 from rlsdk.errors import CheckpointError, LearnerError
-from rlsdk.marks import policy_loss
+from rlsdk.marks import lr_schedule, policy_loss
 from rlsdk.plugins import Plugins
 from tests.learners.full_gradients import check_steps_are_torchs, gradients, keep_gradients
 
@@ -307,6 +307,30 @@ def test_a_resumed_run_is_the_one_left_alone(
 
     assert run(group, range(2, 4)) == alone
     assert same(weights, group.fetch_weights(4))
+
+
+@lr_schedule("restarts")
+def restarts(step: int, steps: int, *, cycles: int = 2) -> float:
+    """From 1 to 0 in each cycle."""
+    return 1 - step * cycles / steps % 1
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_schedule_of_a_plugin_continues_after_a_resume(
+    world: int, tied: Model, launch: Launch, make_batch: Make, tmp_path: Path
+) -> None:
+    batch, options = make_batch(10), {"schedule": {"use": restarts, "cycles": 4}, "warmup_steps": 2, **LR}
+
+    def rates(group: Any, steps: range) -> list[float]:
+        return [group.update(batch, everything(batch), step)["actor/lr"] for step in steps]
+
+    group = launch(world, Roles(actor=tied), spec(), **options)
+    first = rates(group, range(5))
+    group.save(tmp_path / "checkpoint")
+    group = launch(world, Roles(actor=tied), spec(), **options)
+    group.load(tmp_path / "checkpoint")
+    rest = rates(group, range(5, 8))
+    assert first + rest == pytest.approx([each * 1e-2 for each in (0.5, 1, 1, 0.5, 1, 0.5, 1, 0.5)])
 
 
 def save_pickled(self: Any, folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import sys
@@ -30,7 +31,7 @@ from rlsdk.learners.model_faults import check_layers
 from rlsdk.learners.objective import Objective, UpdateContext, critic_loss, needs_reference, value_loss
 from rlsdk.learners.ranks import Ranks
 from rlsdk.learners.rows import empty_rows, to_rows
-from rlsdk.learners.trained import PhaseTimer, schedule
+from rlsdk.learners.trained import PhaseTimer
 from rlsdk.marks import correction, policy_loss
 from rlsdk.plugins import ComponentRef, Plugins, load
 
@@ -574,40 +575,79 @@ class TestTally:
         assert tally.means() == {}
 
 
+def rate(schedule: Any, warmup_steps: int, final_ratio: float, total: int, **options: Any) -> Callable[[int], float]:
+    """Share of the peak learning rate after a number of optimiser steps."""
+    given = {"warmup_steps": warmup_steps, "final_ratio": final_ratio, **options}
+    factor: Callable[[int], float] = rlsdk.load("learner", "deepspeed", schedule=schedule, **given).rate_factor(total)
+    return factor
+
+
+@rlsdk.lr_schedule("restarts")
+def restarts(step: int, steps: int, *, cycles: int = 2) -> float:
+    """From 1 to 0 in each cycle."""
+    return 1 - step * cycles / steps % 1
+
+
 class TestSchedule:
     @pytest.mark.parametrize(
         ("kind", "expected"), [("constant", [1, 1, 1]), ("linear", [1, 0.6, 0.2]), ("cosine", [1, 0.6, 0.2])]
     )
     def test_after_the_warm_up(self, kind: Any, expected: list[float]) -> None:
-        factor = schedule(kind, 4, 0.2, 14)
+        factor = rate(kind, 4, 0.2, 14)
         assert [factor(k) for k in range(4)] == pytest.approx([0.25, 0.5, 0.75, 1.0])
         assert [factor(k) for k in (4, 9, 14)] == pytest.approx(expected)
         assert factor(1000) == pytest.approx(expected[-1])
 
     def test_without_a_warm_up(self) -> None:
-        assert schedule("linear", 0, 0.0, 10)(0) == 1.0
+        assert rate("linear", 0, 0.0, 10)(0) == 1.0
 
     @pytest.mark.parametrize("kind", ["linear", "cosine", "polynomial"])
     def test_a_decay_of_its_own_length_ends_before_the_run(self, kind: Any) -> None:
-        factor = schedule(kind, 4, 0.2, 1000, decay_steps=10, decay_power=2.0)
+        power = {"decay_power": 2.0} if kind == "polynomial" else {}
+        factor = rate(kind, 4, 0.2, 1000, decay_steps=10, **power)
         middle = 0.2 + 0.8 * 0.25 if kind == "polynomial" else 0.6
         assert [factor(k) for k in (3, 4, 9, 14, 999)] == pytest.approx([1, 1, middle, 0.2, 0.2])
 
     @pytest.mark.parametrize(("shape", "middle"), [("linear", 0.6), ("cosine", 0.6), ("sqrt", 1 - 0.8 * 0.5**0.5)])
     def test_wsd_decays_in_the_last_steps(self, shape: Any, middle: float) -> None:
-        factor = schedule("wsd", 4, 0.2, 100, decay_steps=10, decay_shape=shape)
+        factor = rate("wsd", 4, 0.2, 100, decay_steps=10, decay_shape=shape)
         assert [factor(k) for k in (0, 3, 50, 90, 95, 100)] == pytest.approx([0.25, 1, 1, 1, middle, 0.2])
         assert factor(99) < factor(98)
 
     def test_wsd_decays_in_the_last_tenth_by_default_and_never_before_the_end_of_the_warm_up(self) -> None:
-        assert [schedule("wsd", 0, 0.0, 40)(k) for k in (36, 38, 40)] == pytest.approx([1, 0.5, 0])
-        short = schedule("wsd", 4, 0.0, 8, decay_steps=100)
+        assert [rate("wsd", 0, 0.0, 40)(k) for k in (36, 38, 40)] == pytest.approx([1, 0.5, 0])
+        short = rate("wsd", 4, 0.0, 8, decay_steps=100)
         assert [short(k) for k in (0, 3, 4, 6, 8)] == pytest.approx([0.25, 1, 1, 0.5, 0])
 
     def test_inverse_square_root_halves_the_rate_over_four_times_the_steps_down_to_the_final_one(self) -> None:
-        factor = schedule("inverse_sqrt", 4, 0.25, 100)
+        factor = rate("inverse_sqrt", 4, 0.25, 100)
         assert [factor(k) for k in (0, 3, 4, 15, 63, 99)] == pytest.approx([0.25, 1, (4 / 5) ** 0.5, 0.5, 0.25, 0.25])
-        assert [schedule("inverse_sqrt", 0, 0.0, 100)(k) for k in (0, 3)] == [1, 0.5]
+        assert [rate("inverse_sqrt", 0, 0.0, 100)(k) for k in (0, 3)] == [1, 0.5]
+
+    def test_one_of_a_plugin_counts_the_steps_after_the_warm_up_and_has_its_own_options(self) -> None:
+        factor = rate({"use": restarts, "cycles": 4}, 4, 0.1, 20)
+        assert [factor(k) for k in (0, 3, 4, 6, 8, 18, 19)] == pytest.approx([0.25, 1, 1, 0.5, 1, 0.5, 0.25])
+
+    @pytest.mark.parametrize("value", [-0.5, math.nan, "half", None])
+    def test_a_value_that_is_no_share_is_an_error_that_names_the_schedule_and_the_step(self, value: Any) -> None:
+        @rlsdk.lr_schedule("odd")
+        def odd(step: int, steps: int) -> Any:
+            return value if step == 3 else 1.0
+
+        factor = rate(odd, 2, 0.1, 10)
+        assert factor(4) == 1.0
+        with pytest.raises(LearnerError, match=r"lr_schedule 'odd' returned .* for step 3 of 8; expected the share"):
+            factor(5)
+
+    def test_options_of_a_built_in_one_are_the_learners_unless_it_has_its_own(self) -> None:
+        given = {"use": "wsd", "decay_steps": 10, "decay_shape": "sqrt"}
+        own = rate(given, 4, 0.2, 100)
+        flat = rate("wsd", 4, 0.2, 100, decay_steps=10, decay_shape="sqrt")
+        assert [own(k) for k in range(101)] == [flat(k) for k in range(101)]
+        with pytest.raises(OptionError, match=r"schedule.decay_steps: given twice: learner.decay_steps is the"):
+            rate(given, 4, 0.2, 100, decay_steps=5)
+        with pytest.raises(OptionError, match=r"schedule.cycle: unknown option 'cycle', did you mean 'cycles'"):
+            rate({"use": restarts, "cycle": 5}, 0, 0.1, 10)
 
     def test_settings_of_another_schedule_are_refused(self) -> None:
         load = partial(rlsdk.load, "learner", "deepspeed")

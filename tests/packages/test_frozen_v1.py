@@ -12,7 +12,7 @@ import rlsdk
 
 FROZEN = Path(__file__).parent / "frozen_v1"
 """Written by `rlsdk new KIND my_KIND --file` at commit 2ac8a07 (diagnosis, optimizer, sampler and weight_transfer at
-5ccfd58); docs/api_policy.md promises that these work."""
+5ccfd58; lr_schedule with the commit that adds the kind); docs/api_policy.md promises that these work."""
 
 
 def test_nobody_edited_them() -> None:

@@ -721,6 +721,25 @@ class Descent(torch.optim.Optimizer):
                     parameter.sub_(self.rate(group) * self.direction(parameter))
 
 
+@rlsdk.lr_schedule("shares-of-the-peak")
+def shares_of_the_peak(step, steps):
+    """Linear, and below zero after the end."""
+    return 1 - step / max(steps, 1)
+
+
+@rlsdk.lr_schedule("same-step-same-rate")
+class SameStepSameRate:
+    """Counts its calls in place of the steps."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, step, steps):
+        """The inverse of the number of calls."""
+        self.calls += 1
+        return 1 / self.calls
+
+
 @rlsdk.optimizer("creates-an-optimizer")
 def creates_an_optimizer(groups):
     """Returns a function."""

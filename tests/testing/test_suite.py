@@ -59,6 +59,8 @@ WITHOUT_INPUT = {
     "finite-on-zero-gradients",
     "resumes",
     "element-wise",
+    "shares-of-the-peak",
+    "same-step-same-rate",
 }
 """Properties of a component alone, or of what it makes."""
 
