@@ -49,6 +49,7 @@ _FULL = 0.01
 _BOOT = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
+sys.stdout.reconfigure(errors="backslashreplace")  # as stderr has it: no print fails because of a character
 from rlsdk.isolation.fork_server import main
 main(int(sys.argv[2]))
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import io
 import os
 import signal
 import sys
@@ -44,7 +45,10 @@ def importing() -> Iterator[None]:
 
 
 def redirect(path: str | os.PathLike[str]) -> None:
-    """Append the stdout and stderr of this process, including C code's, to a file."""
+    """Append the stdout and stderr of this process, including C code's, to a file.
+
+    Characters that the locale's encoding lacks are escaped, so that no print of a user's code fails because of one.
+    """
     file = Path(path)
     file.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
@@ -52,6 +56,8 @@ def redirect(path: str | os.PathLike[str]) -> None:
     with file.open("ab", buffering=0) as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def settle(*, rollouts: bool = False) -> None:

@@ -283,6 +283,28 @@ def test_a_reward_that_cannot_be_imported_there_stops_with_the_cause(tmp_path: P
         score(running, "x")
 
 
+def test_whatever_a_reward_prints_it_is_scored_and_its_log_has_it(tmp_path: Path) -> None:
+    import rlsdk
+
+    @rlsdk.reward("loud")
+    def loud(rollout: Rollout) -> float:
+        """One, loudly."""
+        print("x" * 1_000_000, "\ud800")
+        os.write(1, b"\xff\x00 is not text\n")
+        os.write(2, b"\xfe")
+        return 1.0
+
+    plugins, log = Plugins(), tmp_path / "scoring.log"
+    reference = plugins.reference("reward", loud)
+    term = RewardTerm(RewardSpec("loud"), plugins.resolve(reference), reference)
+    running = Scorer([term], ScoringLimits(workers=1), log_to=log)
+    assert [each.value for each in score(running, "a", "b")] == [1.0, 1.0]
+    running.close()
+    said = log.read_bytes()
+    assert said.count(b"\xff\x00 is not text\n") == said.count(b"\xfe") == 2
+    assert b"x \\ud800\n" in said
+
+
 def test_a_marked_object_of_a_script_is_scored_there() -> None:
     import rlsdk
 
