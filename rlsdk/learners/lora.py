@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
@@ -106,8 +107,9 @@ def wrap(model: Any, lora: Lora, seed: int) -> None:
             raise LearnerError(f"{what} cannot be adapted; {known}; no layer is called {', '.join(absent)}")
         if any(each is head for found in named.values() for each in found):
             raise LearnerError(f"{what} cannot be adapted; {known}; the output head is never adapted")
-    with torch.random.fork_rng(devices=[]):  # the model is still on the CPU
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():  # the model is still on the CPU
         torch.manual_seed(seed)
+        warnings.simplefilter("ignore")  # peft warns of layers that are refused below, such as fused experts
         try:
             inject_adapter_in_model(config, model)
         except ValueError as error:

@@ -393,6 +393,7 @@ def test_an_adapter_of_another_model_is_refused(tied: Model, saved: Path, tmp_pa
     assert "it was trained on another model" in fault and "(4, 31), this model needs (4, 32)" in fault
 
 
+@pytest.mark.filterwarnings("error")  # of peft, which warns of what is refused
 @pytest.mark.parametrize(
     ("targets", "message"),
     [
@@ -408,6 +409,7 @@ def test_targets_that_are_not_linear_are_refused(targets: tuple[str, ...], messa
     assert re.search(message, adapter_fault(without_weights(tied), Lora(targets=targets)))  # as a check finds it
 
 
+@pytest.mark.filterwarnings("error")
 def test_a_model_without_linear_layers_is_refused() -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
