@@ -17,6 +17,7 @@ from rlsdk.config.tree import spelled_out
 from rlsdk.errors import ValueFault
 from rlsdk.viewer import annotating
 from rlsdk.viewer.conversation import group_json, tokens_json
+from rlsdk.viewer.rollouts import MOST_HELD_OUT
 from rlsdk.viewer.walks import Filter
 
 if TYPE_CHECKING:
@@ -188,7 +189,9 @@ async def held_out(service: ViewerService, request: web.Request) -> web.StreamRe
     def found() -> dict[str, Any]:
         kinds = browser.evaluated()
         state = asked if asked in kinds else next(iter(kinds), "eval greedy")
-        return {"rows": browser.held_out(task, state), "sampled": state == "eval sampled", "kinds": kinds}
+        rows = browser.held_out(task, state)
+        cut = len(rows) == MOST_HELD_OUT
+        return {"rows": rows, "cut": cut, "sampled": state == "eval sampled", "kinds": kinds}
 
     return service.reply(await asyncio.to_thread(found))
 

@@ -85,7 +85,7 @@ def test_a_run_without_greedy_answers_has_its_sampled_ones_on_the_held_out_page(
         browser.size(1280, 900)
         browser.open(f"{address}#/held-out")
         browser.see(".item", "What is 101?")
-        assert [each.text for each in browser.all(".choice button")] == ["Sampled"]
+        assert [each.text for each in browser.all(".bar .choice button")] == ["Sampled"]
         assert browser.errors() == []
 
 

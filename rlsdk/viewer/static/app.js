@@ -7,9 +7,10 @@
 
 import { get } from "./api.js"
 import { color, dark } from "./colors.js"
-import { empty, h, replace, span, visible } from "./dom.js"
+import { debounce, empty, h, number, redraw, replace, span, update, visible, withCode } from "./dom.js"
 
 const LOOK = 2000
+const MANY = 12 // runs, from which on the list can be searched
 const root = document.getElementById("app")
 const state = { runs: [], pages: [], page: null, mounted: null, key: "", lost: false }
 
@@ -19,8 +20,9 @@ const WORDS = {
 }
 
 function address() {
-  const [page, query = ""] = location.hash.replace(/^#\/?/, "").split("?")
-  return { page: page || state.pages[0]?.name, parameters: Object.fromEntries(new URLSearchParams(query)) }
+  const [name, query = ""] = location.hash.replace(/^#\/?/, "").split("?")
+  const page = state.pages.find((each) => each.name === name) ?? state.pages[0]
+  return { page: page?.name, parameters: Object.fromEntries(new URLSearchParams(query)) }
 }
 
 function go(page, parameters, { quietly = false } = {}) {
@@ -31,8 +33,7 @@ function go(page, parameters, { quietly = false } = {}) {
 }
 
 function chosen(parameters) {
-  const wanted = (parameters.runs ?? "").split(",").filter(Boolean)
-  const found = state.runs.filter((run) => wanted.includes(run.id))
+  const found = [...new Set((parameters.runs ?? "").split(","))].map((id) => state.runs.find((run) => run.id === id)).filter(Boolean)
   return found.length ? found : state.runs.slice(0, 1)
 }
 
@@ -41,7 +42,7 @@ function context() {
   const runs = chosen(parameters)
   return {
     page, parameters, runs: state.runs, chosen: runs, run: runs[0],
-    color: (run) => color(state.runs.findIndex((each) => each.id === run.id)),
+    color: (run) => color(runs.findIndex((each) => each.id === run.id)),
     go: (changes, how) => go(page, { ...address().parameters, ...changes }, how),
     open: (other, changes) => go(other, { runs: parameters.runs, ...changes }),
   }
@@ -51,7 +52,10 @@ function context() {
 
 const navigation = h("nav", { class: "pages", "aria-label": "Pages" })
 const runList = h("div", { class: "runs" })
-const header = h("header", { class: "head" })
+const runSearch = h("input", { type: "search", placeholder: "Find runs", "aria-label": "Find runs", hidden: true, oninput: debounce(100, drawRuns) })
+const runSelect = h("select", { class: "run-select", "aria-label": "Run", onchange: () => context().go({ runs: runSelect.value }) })
+const about = h("div", { class: "head-about" })
+const age = h("span", { class: "age" })
 const main = h("main", { tabindex: "-1" })
 const notice = h("p", { class: "notice", role: "status", hidden: true })
 
@@ -59,9 +63,9 @@ function frame() {
   replace(root,
     h("aside", { class: "side" },
       h("a", { class: "brand", href: "#/" }, h("img", { src: "static/icon.svg", alt: "" }), "rlsdk"), navigation,
-      h("h2", { class: "side-title" }, "Runs"), runList,
+      h("h2", { class: "side-title" }, "Runs"), runSearch, runList,
       h("button", { class: "link keys-button", onclick: help }, "Keys ", h("kbd", {}, "?"))),
-    h("div", { class: "body" }, header, notice, main))
+    h("div", { class: "body" }, h("header", { class: "head" }, runSelect, about, age), notice, main))
 }
 
 function drawNavigation() {
@@ -70,6 +74,7 @@ function drawNavigation() {
     href: `#/${each.name}?${new URLSearchParams(parameters.runs ? { runs: parameters.runs } : {})}`,
     "aria-current": each.name === page ? "page" : undefined, title: `key ${i + 1}`,
   }, each.title)))
+  navigation.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" })
 }
 
 function status(run) {
@@ -77,17 +82,25 @@ function status(run) {
   return h("span", { class: `status ${kind} ${run.status}` }, word)
 }
 
+const progress = (run) => run.steps ? `${number(run.step)} of ${number(run.steps)}` : number(run.step)
+
 function drawRuns() {
-  const { chosen: shown } = context()
-  replace(runList, state.runs.map((run) => {
-    const on = shown.some((each) => each.id === run.id)
-    return h("label", { class: `run ${on ? "on" : ""}`, title: run.path },
-      h("input", { type: "checkbox", checked: on, onchange: (event) => toggle(run, event.target.checked) }),
-      h("i", { class: "swatch", style: { "--swatch": on ? color(state.runs.indexOf(run)) : "var(--line)" } }),
-      h("span", { class: "run-name", onclick: (event) => { if (!event.metaKey && !event.ctrlKey) { event.preventDefault(); only(run) } } },
-        visible(run.name), h("small", {}, run.steps ? `${run.step} of ${run.steps}` : `step ${run.step}`)),
-      status(run))
-  }))
+  const { chosen: shown, color: colorOf } = context()
+  const words = runSearch.value.toLowerCase().split(/\s+/).filter(Boolean)
+  const found = state.runs.filter((run) => words.every((word) => `${run.name} ${run.status}`.toLowerCase().includes(word)))
+  runSearch.hidden = state.runs.length < MANY
+  redraw(runList,
+    words.length && found.length > 1 ? h("button", { class: "link", onclick: () => context().go({ runs: found.map((run) => run.id).join(",") }) }, `Compare these ${found.length}`) : null,
+    words.length && !found.length ? h("p", { class: "hint" }, "No run has this name.") : null,
+    found.map((run) => {
+      const on = shown.some((each) => each.id === run.id)
+      return h("label", { class: `run ${on ? "on" : ""}`, title: visible(`${run.name}\n${run.path}`) },
+        h("input", { type: "checkbox", checked: on, "data-key": run.id, onchange: (event) => toggle(run, event.target.checked) }),
+        h("i", { class: "swatch", style: { "--swatch": on ? colorOf(run) : "var(--line)" } }),
+        h("span", { class: "run-name", onclick: (event) => { if (!event.metaKey && !event.ctrlKey) { event.preventDefault(); only(run) } } }, visible(run.name)),
+        h("span", { class: "run-about" }, progress(run), status(run)))
+    }))
+  update(runSelect, state.runs.map((run) => h("option", { value: run.id, selected: run.id === shown[0]?.id }, visible(run.name))))
 }
 
 function toggle(run, on) {
@@ -103,18 +116,15 @@ function only(run) {
 
 function drawHeader() {
   const { chosen: shown, run } = context()
+  runSelect.hidden = !run
   if (!run) return
   const title = shown.length === 1 ? visible(run.name) : `${shown.length} runs`
   const share = run.steps ? Math.min(run.step / run.steps, 1) : 0
-  replace(header,
-    h("select", { class: "run-select", "aria-label": "Run", onchange: (event) => context().go({ runs: event.target.value }) },
-      state.runs.map((each) => h("option", { value: each.id, selected: each.id === run.id }, visible(each.name)))),
-    h("h1", {}, title),
+  age.textContent = shown.length === 1 && run.age !== null ? `last step ${span(run.age)} ago` : ""
+  update(about, h("h1", {}, title),
     shown.length === 1 ? [status(run),
-      h("span", { class: "progress" }, h("progress", { value: share, max: 1, "aria-label": "Steps done" }),
-        run.steps ? `step ${run.step} of ${run.steps}` : `step ${run.step}`),
-      run.age === null ? null : h("span", { class: "age" }, `last step ${span(run.age)} ago`),
-      run.trouble ? h("p", { class: "trouble" }, visible(run.trouble)) : null] : null)
+      h("span", { class: "progress" }, h("progress", { value: share, max: 1, "aria-label": "Steps done" }), `step ${progress(run)}`),
+      run.trouble ? h("p", { class: "trouble" }, withCode(run.trouble)) : null] : null)
   document.title = `${title} · rlsdk`
 }
 

@@ -79,13 +79,12 @@ export class Chart {
   // Curves: {label, color, x, y, dash, width, low, high, area, shown}. `low` and `high` make a band, `area` fills to 0.
   set(curves) {
     this.curves = curves
+    this.near = undefined
     const lines = curves.flatMap((curve) => {
-      const parts = [{ ...curve, y: curve.y }]
-      if (curve.low) {
-        parts.push({ ...curve, y: curve.low, part: "low" }, { ...curve, y: curve.high, part: "high" })
-      }
-      return parts
+      const line = { ...curve, curve }
+      return curve.low ? [line, { ...line, y: curve.low, part: "low" }, { ...line, y: curve.high, part: "high" }] : [line]
     })
+    this.lines = lines
     const structure = JSON.stringify(lines.map((line) => [line.label, line.color, line.part, line.dash]))
     const data = aligned(lines)
     this.last(curves)
@@ -123,7 +122,11 @@ export class Chart {
       height: this.height,
       legend: { show: false },
       padding: [8, 18, 0, 0],
-      cursor: { sync: { key: together.key, setSeries: false }, points: { size: 6 }, drag: { x: true, y: false, setScale: true } },
+      cursor: {
+        sync: { key: together.key, setSeries: false }, points: { size: 6 }, drag: { x: true, y: false, setScale: true },
+        focus: { prox: this.curves.length > 3 ? 24 : -1 },
+      },
+      focus: { alpha: 0.25 },
       scales: { x: { time: false }, y: { range: reach } },
       series: [{}, ...series],
       bands,
@@ -131,7 +134,10 @@ export class Chart {
         { stroke: text, grid: { show: false }, ticks: { show: false }, font, size: 24, space: 34, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5] },
         { stroke: text, grid, ticks: { show: false }, font, size: 46, values: (_, ticks) => ticks.map((tick) => this.format(tick, 3)) },
       ],
-      hooks: { setCursor: [(plot) => this.pointed(plot)] },
+      hooks: {
+        setCursor: [(plot) => this.pointed(plot)],
+        setSeries: [(plot, index) => { this.near = this.lines[index - 1]?.curve; this.pointed(plot) }],
+      },
     }
   }
 
@@ -142,7 +148,7 @@ export class Chart {
       return
     }
     const step = plot.data[0][row]
-    const found = this.curves.filter((curve) => !curve.quiet).map((curve) => [curve, valueAt(curve, step)])
+    const found = this.curves.filter((curve) => !curve.quiet && (!this.near || curve === this.near)).map((curve) => [curve, valueAt(curve, step)])
     replace(this.values, h("span", { class: "step" }, `step ${number(step)}`), found.map((each) => this.value(...each)))
   }
 

@@ -28,7 +28,7 @@ export function variable(name) {
 // Background of a value between two ends: `low` and `high` are hues, the middle is the page's colour.
 export function between(share, { diverging = false } = {}) {
   const s = Math.min(Math.max(share, 0), 1)
-  const light = dark.matches ? 45 : 60
+  const light = dark.matches ? 38 : 60
   if (diverging) {
     const size = Math.abs(s - 0.5) * 2
     return `hsl(${s < 0.5 ? 10 : 158} 55% ${light}% / ${(size * 0.62).toFixed(3)})`

@@ -3,7 +3,7 @@
 import { get } from "./api.js"
 import { color } from "./colors.js"
 import { Chart, band, smoothed } from "./chart.js"
-import { append, debounce, empty, h, number, replace, visible } from "./dom.js"
+import { append, debounce, empty, h, number, redraw, replace, visible, withCode } from "./dom.js"
 import { described } from "./findings.js"
 
 const percent = (value) => `${number(value * 100, 3)} %`
@@ -57,7 +57,7 @@ export function mount(element, first) {
 
   const stands = h("section", { class: "stands", hidden: true })
   const ledger = h("section", { class: "ledger" })
-  const grid = h("div", {})
+  const grid = h("div", {}, h("p", { class: "loading" }, "Loading …"))
   const others = h("div", { class: "charts" })
   const strength = h("output", {}, smoothing ? String(smoothing) : "none")
   const search = h("input", {
@@ -83,6 +83,7 @@ export function mount(element, first) {
 
   function series(chart, wanted) {
     const single = context.chosen.length === 1
+    const short = shortened(context.chosen.map((run) => visible(run.name)))
     const groups = new Map()
     for (const run of context.chosen) {
       const key = seeds ? run.experiment : run.id
@@ -91,10 +92,10 @@ export function mount(element, first) {
     return wanted.flatMap((name, n) => [...groups.values()].flatMap((runs) => {
       const found = runs.map((run) => curves[run.id]?.[name]).filter((curve) => curve?.[0].length)
       if (!found.length) return []
-      const label = [wanted.length > 1 ? label_of(chart, name, n) : "", single ? "" : visible(runs[0].name) + (runs.length > 1 ? ` ×${runs.length}` : "")]
+      const label = [wanted.length > 1 ? label_of(chart, name, n) : "", single ? "" : short(runs[0].name) + (runs.length > 1 ? ` ×${runs.length}` : "")]
       const line = {
         label: label.filter(Boolean).join(" · "),
-        color: single && wanted.length > 1 ? color(n) : context.color(runs[0]),
+        color: single ? color(n) : context.color(runs[0]),
         dash: !single && n ? [5, 4] : undefined,
       }
       const raw = found.length > 1 ? band(found) : { x: found[0][0], y: found[0][1] }
@@ -117,14 +118,26 @@ export function mount(element, first) {
   let standing = []
   function stand(found) {
     stands.hidden = !found.length
-    replace(stands, h("h2", {}, "What stands out"), h("ul", {}, found.map((each) => h("li", { class: each.level === "info" ? "calm" : "" },
-      h("b", {}, visible(each.title)), h("small", {}, each.lasts ? ` since step ${each.step}` : ` at step ${each.step}, no longer`), h("p", {}, visible(each.text)),
-      h("p", { class: "leads" }, leads(each).map(([words, open]) => h("button", { class: "link", onclick: open }, visible(words))))))))
+    const kinds = [...new Set(found.map((each) => each.title))]
+    redraw(stands, h("h2", {}, "What stands out"), h("ul", {}, context.chosen.length > 1
+      ? kinds.map((title) => h("li", {}, h("b", {}, visible(title)), h("p", { class: "leads" }, found.filter((each) => each.title === title).map(inRun))))
+      : found.map(alone)))
+  }
+
+  const since = (finding) => h("small", {}, finding.lasts ? ` since step ${finding.step}` : ` at step ${finding.step}, no longer`)
+
+  function alone(finding) {
+    return h("li", { class: finding.level === "info" ? "calm" : "" }, h("b", {}, visible(finding.title)), since(finding), h("p", {}, withCode(finding.text)),
+      h("p", { class: "leads" }, leads(finding).map(([words, open]) => h("button", { class: "link", "data-key": `${finding.name} ${words}`, onclick: open }, visible(words)))))
+  }
+
+  function inRun(finding) {
+    const open = () => context.go({ runs: finding.run.id })
+    return h("span", {}, h("button", { class: "link", "data-key": `${finding.name} ${finding.run.id}`, onclick: open }, visible(finding.run.name)), since(finding))
   }
 
   // Links from a finding: answers, the curve, the setting that is the likely cause.
   function leads({ rollouts, page, setting, ...finding }) {
-    if (context.chosen.length > 1) return []
     const drawn = charts.find(({ chart, wanted }) => shows(chart, wanted, finding))
     return [
       rollouts && context.run.stored ? [rollouts[0], () => context.open("rollouts", rollouts[1])] : null,
@@ -177,7 +190,7 @@ export function mount(element, first) {
     if (mine !== order) return
     names = found.names
     curves = answer
-    standing = Object.values(told).flat()
+    standing = context.chosen.flatMap((run) => (told[run.id] ?? []).map((each) => ({ ...each, run })))
     const structure = JSON.stringify([names, more, runs])
     if (structure !== drawn) layout()
     drawn = structure
@@ -198,6 +211,15 @@ export function mount(element, first) {
     unmount: () => { order++; for (const { plot } of charts) plot.destroy() },
     keys: { "/": ["find a metric", () => search.focus()] },
   }
+}
+
+// A function that leaves out how all names begin, up to the end of a word: it would fill the labels.
+function shortened(names) {
+  const [first, ...others] = names
+  let same = 0
+  while (same < first.length && others.every((name) => name[same] === first[same])) same++
+  const begin = Math.max(...["-", "_", " ", "/"].map((end) => first.slice(0, same).lastIndexOf(end))) + 1
+  return others.length && begin > 8 ? (name) => `…${visible(name).slice(begin)}` : visible
 }
 
 function label_of(chart, name, n) {

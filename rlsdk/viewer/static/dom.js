@@ -27,6 +27,19 @@ export function replace(element, ...children) {
   return element
 }
 
+// Like `replace`, for parts that are drawn again while in use: the focus stays on the element with the same `data-key`.
+export function redraw(element, ...children) {
+  const focus = element.contains(document.activeElement) ? document.activeElement.dataset.key : undefined
+  replace(element, ...children)
+  if (focus) element.querySelector(`[data-key="${CSS.escape(focus)}"]`)?.focus({ preventScroll: true })
+}
+
+// Like `replace`, for content without actions: left alone while it is the same, so that an open list or a selection stays.
+export function update(element, ...children) {
+  const made = replace(element.cloneNode(false), ...children)
+  if (!made.isEqualNode(element)) element.replaceChildren(...made.childNodes)
+}
+
 // Invisible characters with an effect: terminal and text-direction controls, and unpaired surrogates.
 const ACTING = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]|\p{Cs}/gu
 
@@ -47,6 +60,11 @@ export function said(text, props = {}) {
   return h("span", { ...props, class: `said ${props.class ?? ""}`, dir: "auto" }, visible(text))
 }
 
+// Sentences of rlsdk, whose `code` is shown as such.
+export function withCode(text) {
+  return String(text ?? "").split("`").map((part, i) => i % 2 ? h("code", {}, visible(part)) : visible(part))
+}
+
 const LONG = 6000
 
 // A long text, folded, since a megabyte would block the page.
@@ -61,7 +79,7 @@ export function longText(text, props = {}) {
 
 export function number(value, digits = 4) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–"
-  if (Number.isInteger(value) && Math.abs(value) < 1e7) return value.toLocaleString("en")
+  if (Number.isInteger(value) && Math.abs(value) < 1e7) return (value || 0).toLocaleString("en") // not -0
   const size = Math.abs(value)
   if (size >= 1e7 || (size > 0 && size < 1e-3)) return value.toExponential(2)
   return value.toLocaleString("en", { maximumSignificantDigits: digits })

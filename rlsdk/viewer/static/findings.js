@@ -37,12 +37,12 @@ function sentence(text) {
 export function described(standing) {
   const order = Object.keys(KINDS)
   const place = ({ name, level }) => (level === "info" ? order.length : 0) + (order.indexOf(name) + 1 || order.length)
-  return standing.map(({ alert, lasts }) => {
+  return standing.map(({ alert, lasts, run }) => {
     const source = /^source\/(.+?)\/(share|accuracy\/mean)$/.exec(alert.metric)?.[1]
     return {
       title: alert.name, chart: alert.metric,
       ...(source ? { rollouts: [`Read answers of ${source}`, { source }] } : {}),
-      ...KINDS[alert.name], ...alert, lasts,
+      ...KINDS[alert.name], ...alert, lasts, run,
       text: [alert.message, alert.advice].map((each) => sentence(each ?? "")).filter(Boolean).join(" "),
     }
   }).sort((a, b) => place(a) - place(b))

@@ -15,10 +15,14 @@ export function mount(element, first) {
   let sampled = context.parameters.sampled ?? "" // "": greedy answers or, if there are none, sampled ones
   let order = 0
 
-  const list = h("ol", { class: "list", "aria-label": "Held-out tasks" })
+  let lowest = false
+
+  const list = h("ol", { class: "list", "aria-label": "Held-out tasks", tabindex: "0" })
   const search = h("input", { type: "search", id: "task-search", placeholder: "Find a task", "aria-label": "Find a task", oninput: () => drawTasks() })
+  const sorted = choice("Order", [["", "In order"], ["lowest", "Lowest reward first"]], "", (value) => { lowest = Boolean(value); drawTasks() })
+  const foot = h("p", { class: "list-foot" })
   const detail = h("section", { class: "detail" })
-  const box = h("div", { class: "browser" }, h("div", { class: "list-pane" }, search, list), detail)
+  const box = h("div", { class: "browser" }, h("div", { class: "list-pane" }, search, sorted, list, foot), detail)
   const bar = h("div", { class: "bar" })
   append(element, [bar, box])
 
@@ -34,6 +38,7 @@ export function mount(element, first) {
       if (mine !== order) return
       drawKinds(found)
       tasks = found.rows
+      foot.textContent = found.cut ? `The first ${number(tasks.length)} tasks; the page Rollouts has all, under More, From: evaluations.` : ""
       box.classList.toggle("nothing", !tasks.length)
       if (!tasks.length) {
         replace(list)
@@ -49,10 +54,14 @@ export function mount(element, first) {
     }
   }
 
-  function drawTasks() {
+  function shownTasks() {
     const text = search.value.toLowerCase()
-    const shown = tasks.filter((row) => !text || `${row.task} ${row.prompt}`.toLowerCase().includes(text))
-    replace(list, shown.map((row) => h("li", { class: `item ${row.task === task ? "chosen" : ""}`, onclick: () => { box.classList.add("opened"); open(row.task) } },
+    const found = tasks.filter((row) => !text || `${row.task} ${row.prompt}`.toLowerCase().includes(text))
+    return lowest ? found.sort((a, b) => (a.valid ? a.reward : -Infinity) - (b.valid ? b.reward : -Infinity)) : found
+  }
+
+  function drawTasks() {
+    replace(list, shownTasks().map((row) => h("li", { class: `item ${row.task === task ? "chosen" : ""}`, onclick: () => { box.classList.add("opened"); open(row.task) } },
       rewardMark(row), h("div", { class: "item-text" }, h("p", { class: "item-answer" }, said(row.prompt)), h("p", { class: "item-about" }, said(row.task))))))
   }
 
@@ -90,10 +99,17 @@ export function mount(element, first) {
 
   const move = (change) => { at = Math.min(Math.max(at + change, 0), history.length - 1); show() }
   const other = (change) => {
-    const i = tasks.findIndex((row) => row.task === task)
-    const row = tasks[Math.min(Math.max(i + change, 0), tasks.length - 1)]
+    const shown = shownTasks()
+    const i = shown.findIndex((row) => row.task === task)
+    const row = shown[Math.min(Math.max(i + change, 0), shown.length - 1)]
     if (row) open(row.task).then(() => list.querySelector(".chosen")?.scrollIntoView({ block: "nearest" }))
   }
+  list.addEventListener("keydown", (event) => {
+    const change = { ArrowDown: 1, ArrowUp: -1 }[event.key]
+    if (!change) return
+    event.preventDefault()
+    other(change)
+  })
   load()
   return {
     refresh: (now) => { const rows = context.run.rows; context = now; if (now.run.rows !== rows) load() },

@@ -1,7 +1,7 @@
 // Processes of a run: state, memory, and the end of each log.
 
 import { get } from "./api.js"
-import { append, bytes, h, number, replace, said, span, visible } from "./dom.js"
+import { append, bytes, h, number, redraw, replace, said, span, visible } from "./dom.js"
 
 const STATES = {
   running: ["working", "good"], disk: ["waiting for a disk", "calm"], starting: ["starting", "calm"], stopped: ["stopped", "bad"],
@@ -26,7 +26,7 @@ export function mount(element, first) {
     if (mine !== order) return
     draw(found)
     if (!found.logs.some((each) => each.name === log)) log = found.logs.find((each) => each.name === "driver")?.name ?? found.logs[0]?.name ?? ""
-    replace(tabs, found.logs.map((each) => h("button", { role: "tab", "aria-selected": String(each.name === log), class: "tab", onclick: () => open(each.name) },
+    redraw(tabs, found.logs.map((each) => h("button", { role: "tab", "data-key": each.name, "aria-selected": String(each.name === log), class: "tab", onclick: () => open(each.name) },
       visible(each.name), h("small", {}, each.size ? bytes(each.size) : "empty"))))
     await follow()
   }

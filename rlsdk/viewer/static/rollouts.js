@@ -268,6 +268,12 @@ export function mount(element, first) {
         conversation({ messages: rollout.messages.slice(opening(rollout.messages).length) }))))]
   }
 
+  list.addEventListener("keydown", (event) => {
+    const change = { ArrowDown: 1, ArrowUp: -1 }[event.key]
+    if (!change) return
+    event.preventDefault()
+    move(change)
+  })
   pane.addEventListener("scroll", () => {
     if (pane.scrollTop + pane.clientHeight > pane.scrollHeight - 600 && !done && rows.length && rows.length < MOST) load(false)
   })

@@ -16,7 +16,7 @@ export function mount(element, first) {
     const flat = found.map((each) => flatten(each.config))
     const keys = [...new Set(flat.flatMap((each) => [...each.keys()]))]
     const differ = (key) => flat.some((each) => each.get(key) !== flat[0].get(key))
-    const shown = context.chosen.length > 1 ? keys.filter(differ) : keys
+    const shown = context.chosen.length > 1 ? keys.filter((key) => key !== "name" && differ(key)) : keys
     const { warnings = [], error } = found[0].summary
     replace(box,
       context.chosen.length === 1 ? [error ? h("p", { class: "trouble" }, said(error)) : null, warnings.map((each) => h("p", { class: "trouble mild" }, said(each)))] : null,
@@ -36,10 +36,11 @@ export function mount(element, first) {
 }
 
 function flatten(value, path = "", found = new Map()) {
-  if (value !== null && typeof value === "object" && Object.keys(value).length) {
+  const holds = value !== null && typeof value === "object" ? Object.values(value) : []
+  if (Array.isArray(value) ? holds.some((each) => typeof each === "object") : holds.length) {
     for (const [key, each] of Object.entries(value)) flatten(each, path ? `${path}.${key}` : key, found)
   } else {
-    found.set(path, typeof value === "object" ? JSON.stringify(value) : String(value))
+    found.set(path, Array.isArray(value) ? `[${value.join(", ")}]` : typeof value === "object" ? JSON.stringify(value) : String(value))
   }
   return found
 }

@@ -1,6 +1,6 @@
 // The studio's form: foldable sections of keys with type, default and help. It shows a tree of values and reports edits.
 
-import { h, replace, visible } from "./dom.js"
+import { h, redraw, replace, visible, withCode } from "./dom.js"
 
 const NUMBER = /^[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$/i
 
@@ -71,15 +71,13 @@ export class Form {
       return
     }
     this.built = shape
-    const focus = document.activeElement?.dataset?.key
     this.controls.clear()
     this.boxes.clear()
     const plain = form.fields.filter((field) => !["section", "component", "components"].includes(field.widget))
     const others = form.fields.filter((field) => !plain.includes(field))
-    replace(this.element,
+    redraw(this.element,
       this.fold([], "Run", "Name, length, batch sizes", () => plain.map((field) => this.field(field, [field.name])), plain.map((field) => [field.name])),
       others.map((field) => this.field(field, [field.name])))
-    if (focus) this.element.querySelector(`[data-key="${CSS.escape(focus)}"]`)?.focus()
   }
 
   // The chosen components and the lengths of lists, on which the controls depend.
@@ -204,12 +202,12 @@ export class Form {
     const none = field.widget === "components" ? "choose …" : usual ? `default: ${usual}` : "default"
     const names = Object.keys(known).map((name) => [name, name])
     const builtin = field.kind === "diagnosis" ? [["builtin", "builtin"]] : []
-    return [["", none], ...(field.nullable && usual ? [["null", "none"]] : []), ...builtin, ...names, ["…", "another name or file …"]]
+    return [["", none], ...(field.nullable && usual ? [["null", "none"]] : []), ...builtin, ...names, ["…", "another name …"]]
   }
 
   choose(field, path, select) {
     if (select.value === "…") {
-      const input = h("input", { type: "text", "aria-label": `Name of the ${field.kind}`, placeholder: "PLUGIN/NAME or FILE.py:function",
+      const input = h("input", { type: "text", "aria-label": `Name of the ${field.kind}`, placeholder: "PLUGIN/NAME",
         onchange: () => input.value.trim() && this.edit(path, { value: { use: input.value.trim() } }) })
       select.replaceWith(input)
       input.focus()
@@ -287,11 +285,6 @@ export class Form {
       if (words.length && some) fold.open = true
     }
   }
-}
-
-// Help text, whose `code` is shown as such.
-function withCode(text) {
-  return text.split("`").map((part, i) => i % 2 ? h("code", {}, visible(part)) : visible(part))
 }
 
 function leaves(value) {
