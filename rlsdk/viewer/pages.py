@@ -285,8 +285,9 @@ async def _sent(request: web.Request, **kinds: type) -> dict[str, Any]:
 
 async def form(service: ViewerService, request: web.Request) -> web.StreamResponse:
     """Return the configuration keys and the options of all components, including those of given files."""
-    sent = await _sent(request, files=list)
-    return service.reply(await _studio(service).checker.form([str(each) for each in sent["files"]]))
+    studio, sent = _studio(service), await _sent(request, files=list, file=str)
+    file = str(studio.files.path(sent["file"])) if sent["file"] else None
+    return service.reply(await studio.checker.form(sent["files"], file))
 
 
 async def check(service: ViewerService, request: web.Request) -> web.StreamResponse:

@@ -45,8 +45,8 @@ class Here:
     async def check(self, request: Mapping[str, Any]) -> dict[str, Any]:
         return checked(request)
 
-    async def form(self, files: list[str]) -> dict[str, Any]:
-        return form_of(files)
+    async def form(self, listed: list[Any], file: str | None) -> dict[str, Any]:
+        return form_of(listed, file)
 
     def close(self) -> None:
         pass
@@ -124,6 +124,17 @@ def test_a_plugin_of_a_file_is_offered_and_a_broken_one_is_named(tmp_path: Path)
     (option,) = found["components"]["reward"]["mine/short"]["fields"]
     assert (option["name"], option["default"], option["help"]) == ("most", 5, "Most tokens.")
     assert any("nothing_of_this_name" in each for each in found["broken"])
+
+
+def test_a_plugin_beside_the_configuration_is_offered(service: ViewerService, tmp_path: Path) -> None:
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "mine.py").write_text(
+        "import rlsdk\n\n@rlsdk.reward('short')\ndef short(rollout, *, limit: int = 5):\n    return 1.0\n"
+    )
+    (tmp_path / "configs" / "first.yaml").write_text("plugins: [mine.py]\nreward: mine/short\n")
+    found = post(service, "form", {"files": ["mine.py", 3], "file": "configs/first.yaml"})[1]
+    assert found["broken"] == []
+    assert [field["name"] for field in found["components"]["reward"]["mine/short"]["fields"]] == ["limit"]
 
 
 def test_a_check_finds_all_faults_at_once_with_their_paths() -> None:

@@ -28,6 +28,7 @@ const SECTIONS = [
     { title: "KL to the policy before", names: ["actor/kl_to_old", "actor/kl_to_behaviour"], labels: ["before the step", "sampler"], hint: "How far a step moves the policy. Healthy: below 0.1, and steady." },
     { title: "KL to the reference", names: ["actor/ref_kl"], hint: "How far the policy has moved from its initial model." },
     { title: "Clipped tokens", names: ["actor/clip_share"], format: percent, hint: "Healthy: below 20 %." },
+    { title: "Critic", names: ["critic/explained_variance"], format: percent, hint: "Share of the returns' variance that its values explain. It should rise towards 100 %; below 0, the critic does harm." },
     { title: "Gradient norm", names: ["actor/grad_norm"], hint: "Spikes or a steady rise precede a collapse." },
     { title: "Engine and learner", names: ["canary/gap", "actor/gap"], labels: ["after a sync", "in a batch"], hint: "Maximum difference of their logprobs for the same tokens. A jump means that their weights differ." },
   ]],

@@ -242,13 +242,14 @@ export function mount(element, first) {
 
   function score(rollout) {
     const parts = Object.entries(rollout.parts)
-    const least = Math.min(0, ...parts.map(([, value]) => value ?? 0))
-    const most = Math.max(1, ...parts.map(([, value]) => Math.abs(value ?? 0)))
+    const rewards = parts.filter(([name]) => name.startsWith("reward/"))
+    const most = Math.max(1, ...rewards.map(([, value]) => Math.abs(value ?? 0)))
+    const bar = (value) => h("div", { class: "stack" }, h("i", { class: `part ${value < 0 ? "failed" : "trained"}`, style: { width: `${100 * Math.abs(value ?? 0) / most}%` } }))
     return h("section", { class: "score" }, h("h3", {}, "Score"),
       h("table", {}, h("tbody", {},
         h("tr", {}, h("th", {}, "reward"), h("td", {}, rollout.valid ? number(rollout.reward) : "none"), h("td", {})),
         parts.map(([name, value]) => h("tr", {}, h("th", {}, visible(name)), h("td", {}, number(value)),
-          h("td", { class: "bars" }, h("div", { class: "stack" }, h("i", { class: `part ${value < 0 ? "failed" : "trained"}`, style: { width: `${100 * Math.abs(value ?? 0) / (most - least * 0)}%` } }))))))),
+          h("td", { class: "bars" }, name.startsWith("reward/") ? bar(value) : null))))),
       rollout.valid && rollout.reason ? h("p", { class: "hint" }, "Reason: ", said(rollout.reason)) : null)
   }
 

@@ -47,6 +47,9 @@ export function mount(element, first) {
     unsaved.textContent = draft.file ? (draft.text === draft.saved && draft.version ? "saved" : "not saved") : "no file; a copy is kept with the run"
   }
 
+  // The file as it is on disk, next to which the paths of the configuration may lie.
+  const saved = () => draft.version ? draft.file : ""
+
   function say(text) {
     trouble.hidden = !text
     trouble.textContent = visible(text)
@@ -90,7 +93,7 @@ export function mount(element, first) {
     const before = typed
     edits = []
     try {
-      const found = await post("studio/check", { text: draft.text, edits: sent, file: draft.version ? draft.file : "" })
+      const found = await post("studio/check", { text: draft.text, edits: sent, file: saved() })
       if (!alive) return
       say("")
       if (before === typed) await adopt(found)
@@ -105,8 +108,8 @@ export function mount(element, first) {
   }
 
   async function adopt(found) {
-    const plugins = JSON.stringify(found.tree?.plugins ?? [])
-    if (found.tree && plugins !== form?.plugins) await load(JSON.parse(plugins), plugins)
+    const plugins = [found.tree?.plugins ?? []].flat()
+    if (found.tree && JSON.stringify([plugins, saved()]) !== form?.plugins) await load(plugins)
     reply = found
     box.disabled = found.tree === null
     if (found.text !== draft.text) {
@@ -118,9 +121,9 @@ export function mount(element, first) {
     draw()
   }
 
-  async function load(files, plugins) {
-    const found = await post("studio/form", { files: files.filter((each) => typeof each === "string") })
-    form = { ...found, plugins, number: ++forms }
+  async function load(plugins) {
+    const found = await post("studio/form", { files: plugins, file: saved() })
+    form = { ...found, plugins: JSON.stringify([plugins, saved()]), number: ++forms }
   }
 
   function draw() {
@@ -218,7 +221,7 @@ export function mount(element, first) {
   }
 
   async function begun() {
-    if (!form) await load([], "[]")
+    if (!form) await load([])
     draw()
     await check()
   }

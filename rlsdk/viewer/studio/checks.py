@@ -11,7 +11,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -43,9 +43,9 @@ class Checker:
         self._fork: Fork | None = None
         self._turn = asyncio.Lock()
 
-    async def form(self, files: list[str]) -> dict[str, Any]:
-        """Describe the form, with the components of installed plugins and of these files."""
-        return await self._ask({"form": files})
+    async def form(self, listed: list[Any], file: str | None) -> dict[str, Any]:
+        """Describe the form: see `form_of`."""
+        return await self._ask({"form": {"listed": listed, "file": file}})
 
     async def check(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Apply edits to a configuration and check it.
@@ -125,7 +125,7 @@ def _serve(connection: socket.socket) -> None:
         if any(_changed(file) != changed for file, changed in seen.items()):
             return
         try:
-            found = form_of(map(str, question["form"])) if "form" in question else checked(question["check"])
+            found = form_of(**question["form"]) if "form" in question else checked(question["check"])
         except RlsdkError as error:
             found = {"error": str(error)}
         seen = {file: _changed(file) for file in _sources()} | seen
@@ -150,27 +150,30 @@ def checked(request: Mapping[str, Any]) -> dict[str, Any]:
     """Run a check: see `Checker.check`."""
     from rlsdk.viewer.studio.edits import edited, pruned, read_text, write_text
 
-    text, edits = str(request["text"]), request.get("edits") or ()
+    text, edits, file = str(request["text"]), request.get("edits") or (), request.get("file")
     tree, faults = read_text(text)
     if tree is None:
         return {"text": text, "tree": None, "faults": [attrs.asdict(each) for each in faults], "warnings": []}
     if edits:
         tree, faults = edited(tree, edits)
-        tree = pruned(tree, form_of(_plugins(tree)), sorted(_set_elsewhere(tree)))
+        tree = pruned(tree, form_of(tree.get("plugins"), file), sorted(_set_elsewhere(tree, file)))
         text = write_text(tree)
         tree, _ = read_text(text)
     wrong = {each.path for each in faults}
-    found = _examined(tree or {}, request.get("file"))
+    found = _examined(tree or {}, file)
     listed = [*map(attrs.asdict, faults), *(each for each in found.pop("faults") if each["path"] not in wrong)]
     return {"text": text, "tree": tree, "faults": listed, **found}
 
 
-def _plugins(tree: Mapping[str, Any]) -> list[str]:
-    given = tree.get("plugins")
-    return [each for each in given if isinstance(each, str)] if isinstance(given, list) else []
+def _plugin_files(listed: Any, file: str | None) -> list[str]:
+    """Return the plugins that a configuration lists; those next to its file, as seen from the working folder."""
+    from rlsdk.config.paths import resolve_paths
+
+    names = [each for each in listed if isinstance(each, str)] if isinstance(listed, list) else []
+    return list(resolve_paths({"plugins": names}, Path(file))["plugins"]) if file else names
 
 
-def _set_elsewhere(tree: Mapping[str, Any]) -> set[str]:
+def _set_elsewhere(tree: Mapping[str, Any], file: str | None) -> set[str]:
     """Return the keys whose defaults the configuration's algorithm sets."""
     from rlsdk.config.defaults import ALGORITHM
     from rlsdk.config.tree import current_path
@@ -180,7 +183,7 @@ def _set_elsewhere(tree: Mapping[str, Any]) -> set[str]:
     name = given.get("use") if isinstance(given, Mapping) else given
     try:
         plugins = Plugins()
-        for each in _plugins(tree):
+        for each in _plugin_files(tree.get("plugins"), file):
             plugins.activate(each)
         algorithm = plugins.resolve(plugins.reference("algorithm", name or ALGORITHM.name))
     except RlsdkError:  # a wrong name or missing options, which the check reports
@@ -225,11 +228,12 @@ Plain = dict[str, Any]
 _SIMPLE: Mapping[Any, str] = {bool: "flag", int: "number", float: "number", str: "text"}
 
 
-def form_of(files: Iterable[str] = ()) -> Plain:
+def form_of(listed: Any = None, file: str | None = None) -> Plain:
     """Describe the form.
 
     Args:
-        files: Plugin files to offer in addition to installed plugins, as listed in `plugins`.
+        listed: Value of `plugins`: plugin files to offer in addition to installed plugins.
+        file: Configuration next to which the plugin files may lie.
 
     Returns:
         `fields`, the configuration keys; `components`, kind -> name -> summary, plugin and fields; `broken`, messages
@@ -238,7 +242,7 @@ def form_of(files: Iterable[str] = ()) -> Plain:
     plugins = Plugins()
     components: dict[Kind, dict[str, Plain]] = {kind: {} for kind in KINDS}
     broken: list[str] = []
-    for name in dict.fromkeys([*plugins.entries, *files]):
+    for name in dict.fromkeys([*plugins.entries, *_plugin_files(listed, file)]):
         try:
             plugin = plugins.activate(name)
             found = plugins.components(plugin)
