@@ -22,8 +22,10 @@ NAME = "workflow 'agents/workflow'"
 class AgentsWorkflow:
     """Run an agent, with its tools and handoffs, on the task's prompt; rewards read its final output.
 
-    The policy replaces all models of the run. If a limit is hit, the rollout is truncated; after any other exception of
-    the library, it has failed.
+    The policy replaces all models of the run. If a limit is hit, the rollout is truncated. If the library ends the run
+    for what the policy wrote (`ModelBehaviorError`: a call of an unknown tool, or an output that does not fit the
+    agent's type), rewards read the policy's last answer, so that it learns from the mistake; after any other exception,
+    the rollout has failed. Metric: `model_errors`, 1 after such a mistake.
 
     Attributes:
         agent: An `agents.Agent`, as `my_agent.py:assistant` or `package.module:assistant`.
@@ -66,8 +68,8 @@ class AgentsWorkflow:
 
         return await attended(chat, work, name=self.agent, dialect=self._dialect, max_tokens=self.max_tokens)
 
-    async def _run(self, task: Task, served: Served) -> str | None:
-        """Run the agent and return its final output as text; a typed output becomes JSON.
+    async def _run(self, task: Task, served: Served) -> dict[str, Any]:
+        """Run the agent and return its final output as the answer; a typed output becomes JSON.
 
         Raises:
             LateError: The maximum number of turns was reached.
@@ -88,8 +90,11 @@ class AgentsWorkflow:
                 result = await agents.Runner.run(self._agent, _input(task), run_config=config, max_turns=self.max_turns)
             except agents.MaxTurnsExceeded as error:
                 raise LateError from error
+            except agents.ModelBehaviorError:
+                return {"model_errors": 1.0}
         output = result.final_output
-        return output if isinstance(output, str | None) else pydantic_core.to_json(output, fallback=str).decode()
+        text = output if isinstance(output, str | None) else pydantic_core.to_json(output, fallback=str).decode()
+        return {"answer": text, "model_errors": 0.0}
 
 
 def _input(task: Task) -> Any:

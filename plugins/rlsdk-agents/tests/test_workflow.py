@@ -136,6 +136,18 @@ def test_limits_and_failures(codec, file):
         rlsdk.load("workflow", AgentsWorkflow, agent=f"{file}:asistant")
 
 
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [("assistant", '<tool_call>{"name": "sum", "arguments": {}}</tool_call>'), ("typed", '{"value": "three"}')],
+    ids=["unknown tool", "wrong type"],
+)
+def test_a_mistake_of_the_policy_is_scored_and_no_failure_of_the_rollout(codec, file, name, answer):
+    group = run(codec, file, name, answer)
+    (rollout,), (score,) = group.rollouts, group.scores
+    assert (rollout.status, score.valid, score.value, rollout.metrics["model_errors"]) == ("finished", True, 0.0, 1.0)
+    assert run(codec, file, "clerk", "3").rollouts[0].metrics["model_errors"] == 0.0
+
+
 def test_members_of_a_group_work_at_once_and_nothing_answers_after_the_end(codec, file, monkeypatch):
     urls = []
     inner = AgentsWorkflow._run
