@@ -170,13 +170,16 @@ class Updates:
         objective, policy = self.objective, actor.module
         for part, rows in self.passes.micro_batches(batch, parts, count):
             logprobs, entropy, _ = self.passes.run(actor, rows, objective.spec.temperature, objective.entropy)
+            use = policy.take_use()
+            # Backward passes must be alike on all ranks, also for what this rank's loss leaves out.
+            extra = _nothing(entropy) if objective.entropy == "gradient" else 0
+            if use is not None:
+                extra = extra + _nothing(use.probabilities)
             if part is None:
-                yield _nothing(logprobs) + (_nothing(entropy) if objective.entropy == "gradient" else 0)
+                yield _nothing(logprobs) + extra
                 continue
-            loss = objective(objective.inputs(part, logprobs, entropy, context), context.totals, accumulator)
-            if objective.entropy == "gradient":  # even if the loss leaves it out: backward passes must be alike
-                loss = loss + _nothing(entropy)
-            if (use := policy.take_use()) is not None:
+            loss = extra + objective(objective.inputs(part, logprobs, entropy, context), context.totals, accumulator)
+            if use is not None:
                 loss = loss + self._balance(policy.router_loss, use, part, context, accumulator)
             yield _skippable(loss)
             context = attrs.evolve(context, offset=context.offset + len(logprobs))

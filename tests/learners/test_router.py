@@ -209,3 +209,20 @@ def test_a_split_changes_neither_metrics_nor_weights(
         assert metrics == pytest.approx(first_metrics, rel=1e-4, abs=1e-6)
         for name, array in first.items():
             np.testing.assert_allclose(weights[name], array, atol=2e-5, err_msg=name)
+
+
+@pytest.mark.stack
+def test_ranks_with_unequal_numbers_of_micro_batches_make_the_same_backward_passes(
+    launch: Callable[..., Any], make_batch: Callable[..., TrainBatch], tmp_path: Path
+) -> None:
+    """ZeRO-3 compares the order of modules over ranks, and the penalty's gradient adds to that of a router."""
+    architectures.make(tmp_path, "mixtral")
+    many = make_batch(20)
+    batch = many.select(np.argsort(-many.lengths)[[0, -4, -3, -2, -1]])  # the first rank gets one, the second four
+    spec = LossSpec(policy_loss=Plugins().reference("policy_loss", likelihood))
+    roles, metrics = Roles(actor=Model(path=str(tmp_path))), []
+    for world, stage in ((1, 1), (2, 3)):
+        options = {"zero_stage": stage, "micro_batch_tokens": 1, "lr": 1e-2, "eps": 1e-2}
+        group = launch(world, roles, spec, router_loss_coef=1.0, **options)
+        metrics.append(group.update(batch, [np.arange(5)] * 2, 0))
+    assert metrics[1] == pytest.approx(metrics[0], rel=1e-4)
