@@ -67,13 +67,19 @@ def plan(out: Path, model: str) -> list[Step]:
     train = (*rlsdk, "train", *ours, "--overwrite")
     trl = (str(TRL_PYTHON), str(ROOT / "tools" / "gpu_day_trl.py"), "--model", model)
     return [
-        Step("doctor", "versions, driver, devices", (*rlsdk, "doctor", "--json"), 60),
+        Step("doctor", "versions, driver, devices", (*rlsdk, "doctor", "--json"), 30),
         Step("explain", "memory that is expected, and who gets the GPU", (*rlsdk, "explain", *ours, "--full"), 60),
         Step(
             "tests",
             "`pytest -m gpu tests/gpu`",
             (sys.executable, "-m", "pytest", "-m", "gpu", "-q", str(ROOT / "tests" / "gpu")),
             300,
+        ),
+        Step(
+            "attention",
+            "packed rollouts: a call for each, and one for all",
+            (sys.executable, str(ROOT / "tools" / "gpu_attention.py"), "--out", str(out / "attention.json")),
+            60,
         ),
         Step("sync", "ten steps: times by phase, weight sync, peak memory", (*train, "name=sync", "steps=10"), 240),
         Step(
@@ -106,8 +112,8 @@ def write_tasks(path: Path) -> None:
 
 def run(step: Step, out: Path) -> dict[str, Any]:
     """Run a step within its time limit; return its row of `steps.json`."""
-    began, peak, over = time.monotonic(), [0], threading.Event()
-    sampler = threading.Thread(target=_sample_memory, args=(peak, over), daemon=True)
+    began, peak, over = time.monotonic(), {"memory.used": 0, "pid": 0}, threading.Event()
+    sampler = threading.Thread(target=_sample_gpu, args=(peak, over), daemon=True)
     sampler.start()
     timed_out = False
     with (out / f"{step.name}.log").open("w") as log:
@@ -124,7 +130,8 @@ def run(step: Step, out: Path) -> dict[str, Any]:
     sampler.join()
     status = "time limit" if timed_out else "ok" if code == 0 else "failed"
     seconds = round(time.monotonic() - began, 1)
-    return {"name": step.name, "status": status, "code": code, "seconds": seconds, "peak_gpu_mib": peak[0]}
+    used = {"peak_gpu_mib": peak["memory.used"], "gpu_processes": peak["pid"]}
+    return {"name": step.name, "status": status, "code": code, "seconds": seconds, **used}
 
 
 def _end(process: subprocess.Popen[Any]) -> int:
@@ -136,24 +143,32 @@ def _end(process: subprocess.Popen[Any]) -> int:
         return process.wait()
 
 
-def _sample_memory(peak: list[int], over: threading.Event) -> None:
-    """Record the GPU's peak memory use in MiB until a step is over."""
-    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+def _sample_gpu(peak: dict[str, int], over: threading.Event) -> None:
+    """Record the GPU's peak memory in MiB and its peak number of processes until a step is over."""
     while not over.wait(0.5):
         try:
-            said = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout
+            peak["memory.used"] = max(peak["memory.used"], *map(int, _asked("gpu", "memory.used")))
+            # Each process takes some 500 MB, used or not; of rlsdk, an engine and a rank of the learner may be there.
+            peak["pid"] = max(peak["pid"], len(_asked("compute-apps", "pid")))
         except (OSError, subprocess.SubprocessError):
             return
-        peak[0] = max(peak[0], *(int(line) for line in said.split()))
+
+
+def _asked(what: str, column: str) -> list[str]:
+    query = ["nvidia-smi", f"--query-{what}={column}", "--format=csv,noheader,nounits"]
+    return subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout.split()
 
 
 def tables(out: Path, steps: Sequence[Step], rows: dict[str, dict[str, Any]]) -> str:
     """Return the tables of all steps run so far, in Markdown."""
-    lines = ["# GPU day", "", "| step | what | status | seconds | peak GPU memory |", "|---|---|---|---|---|"]
+    lines = ["# GPU day", "", "| step | what | status | seconds | peak GPU memory | processes |"]
+    lines += ["|---|---|---|---|---|---|"]
     for step in steps:
-        row = rows.get(step.name, {"status": "not run", "seconds": "", "peak_gpu_mib": ""})
-        memory = f"{row['peak_gpu_mib']} MiB" if row["peak_gpu_mib"] else ""
-        lines.append(f"| {step.name} | {step.about} | {row['status']} | {row['seconds']} | {memory} |")
+        row = {"status": "not run", "seconds": "", **rows.get(step.name, {})}
+        memory = f"{row['peak_gpu_mib']} MiB" if row.get("peak_gpu_mib") else ""
+        used = f"{memory} | {row.get('gpu_processes') or ''}"
+        lines.append(f"| {step.name} | {step.about} | {row['status']} | {row['seconds']} | {used} |")
+    lines += _attention(out / "attention.json")
     lines += ["", "## Times by phase", "", "| run | phase | median seconds of a step |", "|---|---|---|"]
     for name in ("sync", "apart", "ours"):
         for phase, seconds in sorted(_phases(_read(out / name / "metrics.jsonl")).items()):
@@ -170,6 +185,20 @@ def tables(out: Path, steps: Sequence[Step], rows: dict[str, dict[str, Any]]) ->
             first, last = statistics.fmean(rewards[:LAST]), statistics.fmean(rewards[-LAST:])
             lines.append(f"| {name} | {len(rewards)} | {statistics.median(seconds):.2f} | {first:.3f} | {last:.3f} |")
     return "\n".join(lines) + "\n"
+
+
+def _attention(path: Path) -> list[str]:
+    """Return the table of `gpu_attention.py`, if it has run."""
+    if not path.is_file():
+        return []
+    lines = ["", "## Attention over packed rollouts, forward and backward", ""]
+    lines += ["| rollouts | tokens | dtype | a call for each, ms | MiB | one call for all, ms | difference |"]
+    lines += ["|---|---|---|---|---|---|---|"]
+    for row in json.loads(path.read_text()):
+        one = f"{row['together_ms']:.2f} | {row['difference']:.1e}" if "together_ms" in row else " | "
+        each = f"{row['separate_ms']:.2f} | {row['MiB']:.0f}"
+        lines.append(f"| {row['rollouts']} | {row['tokens']} | {row['dtype']} | {each} | {one} |")
+    return lines
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

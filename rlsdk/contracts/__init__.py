@@ -109,6 +109,7 @@ from rlsdk.contracts.transferring import GivesWeightParts as GivesWeightParts
 from rlsdk.contracts.transferring import GivesWeightTensors as GivesWeightTensors
 from rlsdk.contracts.transferring import LoadsWeightParts as LoadsWeightParts
 from rlsdk.contracts.transferring import LoadsWeightTensors as LoadsWeightTensors
+from rlsdk.contracts.transferring import ReceivesWeights as ReceivesWeights
 from rlsdk.contracts.transferring import SendsFromEachRank as SendsFromEachRank
 from rlsdk.contracts.transferring import SizesBuckets as SizesBuckets
 from rlsdk.contracts.transferring import StreamsTensors as StreamsTensors

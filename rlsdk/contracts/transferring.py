@@ -169,6 +169,26 @@ class LoadsWeightTensors(LoadsWeightParts, Protocol):
 
 
 @runtime_checkable
+class ReceivesWeights(Protocol):
+    """Optional interface of an engine that calls its weight transfer itself, such as one of several processes."""
+
+    def receive_weights(self, version: int, transfer: StreamsWeights, offer: Any, seat: int) -> None:
+        """Replace the weights by those that `transfer.receive(offer, seat)` yields, wherever the engine calls it.
+
+        Args:
+            version: Version of the weights.
+            transfer: The engine's instance of the weight transfer; another process may use a copy.
+            offer: The offer.
+            seat: Number of this engine among the receivers of the offer, from 1.
+
+        Raises:
+            EngineError: As `LoadsWeightParts.load_weight_parts`.
+            TransferError: As `LoadsWeightParts.load_weight_parts`.
+        """
+        ...
+
+
+@runtime_checkable
 class CopiesEngines(Protocol):
     """Optional interface of an engine that can copy the weights of another engine, for one that starts later.
 

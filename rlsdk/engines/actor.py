@@ -24,6 +24,7 @@ from rlsdk.contracts import (
     LoadsWeightParts,
     LoadsWeightTensors,
     Model,
+    ReceivesWeights,
     Request,
     SendsFromEachRank,
     ShowsProgress,
@@ -171,11 +172,12 @@ class EngineActor(RunActor):
             raise EngineError(f"{name}.offer returned {offer!r}; expected Weights, or methods send and receive")
         else:
             self._torn = True  # if an exception follows, layers have mixed versions
-            parts = self._transfer.receive(offer, seat)
             if copied:
-                self._engine.copy_weights(version, parts)
+                self._engine.copy_weights(version, self._transfer.receive(offer, seat))
+            elif isinstance(self._engine, ReceivesWeights):
+                self._engine.receive_weights(version, self._transfer, offer, seat)
             else:
-                self._receive(version, parts)
+                self._receive(version, self._transfer.receive(offer, seat))
         self._torn = False
         self._clock["load_seconds"] += time.perf_counter() - started
         return None if canary is None else self._logprobs(canary)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from copy import copy
@@ -11,7 +12,18 @@ from typing import Any, ClassVar
 import attrs
 import numpy as np
 
-from rlsdk.contracts import ActorSpec, Adapter, Completion, Finish, Model, Request, Sampled, Weights
+from rlsdk.contracts import (
+    ActorSpec,
+    Adapter,
+    Completion,
+    Finish,
+    Model,
+    Request,
+    Sampled,
+    SendsFromEachRank,
+    StreamsWeights,
+    Weights,
+)
 from rlsdk.conversion import trained_shapes
 from rlsdk.engines import vllm_options
 from rlsdk.engines.checks import (
@@ -28,7 +40,7 @@ from rlsdk.engines.copying import copy_parts, held_parts, layout_of
 from rlsdk.engines.pretrained import end_ids, open_tokenizer
 from rlsdk.engines.vllm_model import import_architectures
 from rlsdk.engines.vllm_options import VllmOptions
-from rlsdk.engines.vllm_worker import shared, sockets_deleted, unname_shared_memory
+from rlsdk.engines.vllm_worker import WeightStreamCall, shared, sockets_deleted, unname_shared_memory
 from rlsdk.errors import EngineError, ValueFault
 from rlsdk.marks import engine
 from rlsdk.seeds import mix
@@ -272,8 +284,7 @@ class Vllm(VllmOptions):
         if self._adapter is not None:
             vllm_options.load_adapter(self._llm, weights)
         else:
-            tied = bool(self._llm.model_config.hf_config.get_text_config().tie_word_embeddings)
-            weights = with_tied_head(weights, tied)
+            weights = with_tied_head(weights, self._tied)
             check_names(weights, self._expected)
             if self.tensor_parallel_size > 1:
                 with shared(weights) as description:
@@ -296,10 +307,36 @@ class Vllm(VllmOptions):
                 self.load_weights(weights)
             return
         self._prepare(version, None)
-        tied = bool(self._llm.model_config.hf_config.get_text_config().tie_word_embeddings)
-        fitting = checked(version, with_tied_heads(parts, tied), self._expected)
+        fitting = checked(version, with_tied_heads(parts, self._tied), self._expected)
         self._llm.collective_rpc("rlsdk_load_parts", args=(fitting,))
         self._loaded(version)
+
+    def receive_weights(self, version: int, transfer: StreamsWeights, offer: Any, seat: int) -> None:
+        """Receive weights; of several workers, the first one receives them and sends them to the others.
+
+        Raises:
+            EngineError: As `load_weights`.
+            TransferError: The stream of parts ended early.
+        """
+        if self.tensor_parallel_size == 1 or isinstance(transfer, SendsFromEachRank):
+            self.load_weight_parts(version, transfer.receive(offer, seat))
+            return
+        import cloudpickle
+
+        self._prepare(version, None)
+        module = sys.modules.get(type(transfer).__module__)
+        if module is not None and not module.__name__.startswith("rlsdk."):  # workers may be unable to import its file
+            cloudpickle.register_pickle_by_value(module)
+        stream = WeightStreamCall(transfer, offer, seat, version, self._tied, self._expected)
+        for fault in self._llm.collective_rpc("rlsdk_receive", args=(cloudpickle.dumps(stream),)):
+            if fault is not None:
+                kind, text = fault
+                raise kind(text)
+        self._loaded(version)
+
+    @property
+    def _tied(self) -> bool:
+        return bool(self._llm.model_config.hf_config.get_text_config().tie_word_embeddings)
 
     def weight_layout(self) -> str:
         """Return a digest of the names, dtypes and shapes of vLLM's tensors; see `CopiesEngines`.

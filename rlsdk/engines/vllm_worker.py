@@ -6,13 +6,17 @@ import gc
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator
+import pickle
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rlsdk.contracts import Weights
-from rlsdk.errors import EngineError, RlsdkError
+import attrs
+
+from rlsdk.contracts import StreamsWeights, Weights
+from rlsdk.engines.checks import checked, with_tied_heads
+from rlsdk.errors import EngineError, RlsdkError, TransferError
 from rlsdk.isolation.scratch import scratch_folder
 from rlsdk.weights import from_weights
 
@@ -64,6 +68,32 @@ _ALIGNMENT = 64
 """Bytes to which the arrays in shared memory are aligned."""
 
 
+@attrs.frozen
+class WeightStreamCall:
+    """Arguments with which the first of several workers receives weights; see `Vllm.receive_weights`.
+
+    Attributes:
+        transfer: The weight transfer.
+        offer: Its offer.
+        seat: Number of this engine among the receivers of the offer, from 1.
+        version: Version of the weights.
+        tied: True if the output head is tied to the input embeddings.
+        expected: Shape of every tensor of the model, by name.
+    """
+
+    transfer: StreamsWeights
+    offer: Any
+    seat: int
+    version: int
+    tied: bool
+    expected: Mapping[str, tuple[int, ...]]
+
+    def received(self) -> Iterator[Weights]:
+        """Yield the weights in parts that fit the model."""
+        parts = self.transfer.receive(self.offer, self.seat)
+        return checked(self.version, with_tied_heads(parts, self.tied), self.expected)
+
+
 class WorkerExtension:
     """Methods called on every worker through `collective_rpc`."""
 
@@ -107,6 +137,27 @@ class WorkerExtension:
             self.reload_weights(weights_iterator=tensors())
             if faults:
                 raise faults[0]
+
+    def rlsdk_receive(self, given: bytes) -> tuple[type[RlsdkError], str] | None:
+        """Replace the weights in place by those that the first worker receives and sends to the others.
+
+        Args:
+            given: A pickled `WeightStreamCall`.
+
+        Returns:
+            Type and text of an error that left all workers ready for other weights; vLLM would pass on only its text.
+        """
+        from vllm.distributed.parallel_state import get_tp_group
+
+        parts = relayed(pickle.loads(given), get_tp_group())  # noqa: S301 - from the process that started this one
+        try:
+            self.rlsdk_load_parts(parts)
+        except (EngineError, TransferError) as error:
+            return type(error), str(error)
+        finally:
+            for _ in parts:  # after another error, too: the other workers take part to the end
+                pass
+        return None
 
     def rlsdk_held(self) -> dict[str, Any]:
         """Return the tensors that determine the model's output; none if some of them are out of reach.
@@ -180,6 +231,42 @@ class WorkerExtension:
 
         torch.manual_seed(seed)
         np.random.seed(seed % 2**32)
+
+
+def relayed(stream: WeightStreamCall, group: Any) -> Iterator[Weights]:
+    """Yield the parts of a stream in every worker of a group, each before the next one is received.
+
+    Args:
+        stream: The stream, which only the first worker receives.
+        group: vLLM's group of the workers.
+
+    Raises:
+        EngineError: A part does not fit the model.
+        TransferError: The stream ended early.
+    """
+    if group.rank_in_group > 0:
+        while "fault" not in (sent := group.broadcast_tensor_dict(src=0)):
+            tensors = {name: sent[tensor] for name, tensor in sent["names"].items()}
+            yield Weights(stream.version, tensors, sent["dtypes"])
+            del tensors, sent
+        if sent["fault"] is not None:
+            raise sent["fault"]
+        return
+    fault: RlsdkError | None = None
+    try:
+        for part in stream.received():
+            # Tied tensors have several names, and are sent once.
+            names = {name: str(id(array)) for name, array in part.tensors.items()}
+            tensors = {names[name]: tensor.contiguous() for name, tensor in from_weights(part)}
+            group.broadcast_tensor_dict({**tensors, "names": names, "dtypes": dict(part.dtypes)}, src=0)
+            del tensors
+            yield part
+            del part  # its buffer is used again once nothing references it
+    except RlsdkError as error:
+        fault = error
+        raise
+    finally:
+        group.broadcast_tensor_dict({"fault": fault}, src=0)
 
 
 @contextmanager

@@ -171,6 +171,9 @@ def _requirements(extra: str) -> dict[str, Requirement]:
 def _gpu() -> list[Diagnosis]:
     """Compare the GPUs and their driver with the build of torch."""
     torch_cuda = cuda_of_torch()
+    if rocm := _built_for("hip"):
+        remedy = "rlsdk has never run on AMD GPUs, and knows only vLLM for CUDA; try it, or set placement.device=cpu"
+        return [Diagnosis("gpu", "warn", f"torch is for ROCm {rocm}", remedy)]
     try:
         ran = subprocess.run(_NVIDIA, capture_output=True, text=True, timeout=3, check=False)
     except (FileNotFoundError, subprocess.TimeoutExpired) as error:
@@ -228,11 +231,15 @@ def _links() -> Iterator[Diagnosis]:
 
 def cuda_of_torch() -> str:
     """Return the version of CUDA that torch was built for, read without importing it; empty for none."""
+    return _built_for("cuda")
+
+
+def _built_for(platform: Literal["cuda", "hip"]) -> str:
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return ""
     text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
-    found = re.search(r"^cuda(?:: [^=]*)? = '([^']+)'", text, re.MULTILINE)
+    found = re.search(rf"^{platform}(?:: [^=]*)? = '([^']+)'", text, re.MULTILINE)
     return found[1] if found else ""
 
 

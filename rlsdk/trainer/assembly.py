@@ -89,7 +89,9 @@ def started(
         by_hand: True if several event loops call the rollouts, one after the other.
     """
     steps, adapter = steps_of(plan, tasks), exchanged_adapter(plan)
-    found = attrs.evolve(layout(plan, os.cpu_count() or 1, gpus), python=python or {})
+    found = layout(plan, os.cpu_count() or 1, gpus)
+    if found.device == "cpu":  # Processes of a template have the settings of CPUs.
+        found = attrs.evolve(found, python=python or {})
     with ExitStack() as stack:
         place, logs = plan.config.placement, plan.folder / "logs"
         wanted = f"engines: {place.engines if plan.needs_engine else 0}, learner ranks: {place.learners}"

@@ -27,7 +27,7 @@ from rlsdk.cluster.actors import streamed
 from rlsdk.contracts import ActorSpec, Completion, Model, Request, Sampled, Sampling, TopTokens, Weights
 from rlsdk.engines.actor import Bundle, EngineActor, Progress
 from rlsdk.engines.starting import engine_clocks, launch
-from rlsdk.errors import EngineError, ValueFault
+from rlsdk.errors import EngineError, TransferError, ValueFault
 from rlsdk.plugins import Plugins
 
 PLACE = ActorSpec(role="engine", threads=1)
@@ -513,6 +513,36 @@ def test_an_engine_samples_while_another_copies_its_weights(way: str) -> None:
             await actor.stop()
 
     asyncio.run(asyncio.wait_for(go(), 40))
+
+
+@rlsdk.engine("receives")
+@attrs.define(kw_only=True, slots=False)
+class Receives(Scripted):
+    """Calls the weight transfer itself, for which it breaks off once."""
+
+    def receive_weights(self, version: int, transfer: Any, offer: Any, seat: int) -> None:
+        self.notes.append((version, type(transfer).__name__, offer, seat))
+        if version == 3:
+            raise TransferError("the learner left")
+        self.version = version
+
+
+def test_an_engine_that_receives_weights_itself_gets_the_transfer_and_its_offer() -> None:
+    async def go() -> None:
+        plugins = Plugins()
+        actor = EngineActor(
+            plugins.reference("engine", Receives), transfer=plugins.reference("weight_transfer", "gloo")
+        )
+        await actor.start(MODEL, PLACE)
+        with pytest.raises(TransferError):
+            await actor.load_weights("first", version=3, seat=2)
+        assert await actor.weight_layout() == (3, "")
+        assert await actor.load_weights("second", version=4, seat=1) is None
+        assert actor._engine.version == 4
+        assert actor._engine.notes[1:] == [(3, "Gloo", "first", 2), (4, "Gloo", "second", 1)]
+        await actor.stop()
+
+    asyncio.run(go())
 
 
 def test_weights_are_not_copied_without_a_stream_or_from_an_engine_that_cannot(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
+from importlib.util import spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,18 @@ def test_a_gpu_that_torch_does_not_see_fails_with_the_reason(
     found = diagnosed("gpu")
     assert found.status == "fail" and "update the driver" in found.remedy
     assert f"torch (CUDA 13.0) sees no GPU; {why}" in found.found
+
+
+def test_a_torch_for_amd_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    package = tmp_path / "torch"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "version.py").write_text("cuda: Optional[str] = None\nhip: Optional[str] = '7.0.51831'\n")
+    spec = spec_from_file_location("torch", package / "__init__.py")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: spec if name == "torch" else None)
+    found = diagnosed("gpu")
+    assert (found.status, found.found) == ("warn", "torch is for ROCm 7.0.51831")
+    assert "never run on AMD GPUs" in found.remedy
 
 
 TOPOLOGY = """

@@ -9,15 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlsdk.cluster.placement import threads_of
+from rlsdk.cluster.placement import Layout, threads_of
+from rlsdk.config import check
 from rlsdk.config.schema import PlacementSection
 from rlsdk.contracts import Model
 from rlsdk.engines.canary import Canary, allowed_outliers, describe_checksums, tolerance_of
 from rlsdk.errors import CanaryError, DataError
 from rlsdk.evaluation.evaluation import is_correct, measured, pass_at, scored_trajectories
 from rlsdk.rollout.stream import TaskStream
+from rlsdk.trainer import assembly
 from rlsdk.types import Group, Rollout, Score, Task
 from tests.architectures import make
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "countdown_nano.yaml"
 
 
 def stream(count: int, *, limit: int = 99, on_long: str = "drop", seed: int = 0) -> TaskStream:
@@ -191,3 +195,23 @@ def test_what_workflows_measure_is_averaged_over_those_that_measured_it() -> Non
 def test_threads_are_divided() -> None:
     assert threads_of(PlacementSection(engines=2), cores=2) == (1, 2)
     assert threads_of(PlacementSection(engines=3, learner_threads=5), cores=2) == (1, 5)
+
+
+@pytest.mark.parametrize(("device", "python"), [("cpu", {"engine": "fork"}), ("cuda", {})])
+def test_only_processes_on_the_cpu_are_forked_from_a_template(
+    device: Any, python: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray may find a GPU where no file shows one beforehand, as on WSL."""
+    found: list[Any] = []
+
+    def stop(plan: Any, layout: Layout, adapter: Any) -> None:
+        found.append(layout.python)
+        raise InterruptedError
+
+    monkeypatch.setattr(assembly, "layout", lambda *_: Layout(device, 1, 1))
+    monkeypatch.setattr(assembly, "start_engines", stop)
+    plan: Any = check(EXAMPLE, ["steps=1"])
+    nobody: Any = None
+    with pytest.raises(InterruptedError), assembly.started(plan, 1, [], nobody, python={"engine": "fork"}):
+        pass
+    assert found == [python]

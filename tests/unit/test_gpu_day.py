@@ -11,12 +11,14 @@ from typing import Any
 
 import click
 import pytest
+import torch
 
 from rlsdk.cli import root
 from rlsdk.config import check
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 DAY: dict[str, Any] = runpy.run_path(str(TOOLS / "gpu_day.py"))
+ATTENTION: dict[str, Any] = runpy.run_path(str(TOOLS / "gpu_attention.py"))
 TRL: dict[str, Any] = runpy.run_path(str(TOOLS / "gpu_day_trl.py"))
 
 
@@ -28,6 +30,9 @@ def understood(command: tuple[str, ...]) -> str:
         TRL["parser"]().parse_args(rest)
         return "trl"
     assert python == sys.executable
+    if first == str(TOOLS / "gpu_attention.py"):
+        ATTENTION["parser"]().parse_args(rest)
+        return "attention"
     if first == str(TOOLS / "gpu_day.py"):
         DAY["parser"]().parse_args(rest)
         return "gpu_day"
@@ -50,7 +55,7 @@ def test_every_command_of_the_plan_is_understood(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     assert [understood(step.command) for step in steps] == [
-        *("doctor", "explain", "pytest", "train", "train", "train", "gpu_day", "trl")
+        *("doctor", "explain", "pytest", "attention", "train", "train", "train", "gpu_day", "trl")
     ]
 
 
@@ -114,6 +119,52 @@ def test_tables_take_figures_from_runs_and_leave_out_half_lines(tmp_path: Path) 
     assert "| sync | sync | 2.000 |" in page  # without the first step
     assert "| TRL + vLLM | 20 | 10.50 | 0.550 | 1.550 |" in page
     assert "| ours | a curve of rlsdk | not run |" in page
+
+
+def test_attention_is_timed_and_its_table_is_written(tmp_path: Path) -> None:
+    small = ["--device", "cpu", "--tokens", "300", "--rounds", "1"]
+    ATTENTION["main"](["--out", str(tmp_path / "attention.json"), *small])
+    rows = json.loads((tmp_path / "attention.json").read_text())
+    assert [(row["rollouts"], row["tokens"], row["dtype"]) for row in rows[:3]] == [
+        (2, 128, "bfloat16"),
+        (2, 128, "float32"),
+        (1, 512, "bfloat16"),
+    ]
+    assert all(row["separate_ms"] > 0 for row in rows)
+    rows[0] |= {"separate_ms": 1.5, "together_ms": 0.5, "difference": 0.0078125, "MiB": 12.0}
+    (tmp_path / "attention.json").write_text(json.dumps(rows))
+    page = DAY["tables"](tmp_path, DAY["plan"](tmp_path, "m"), {})
+    assert "| 2 | 128 | bfloat16 | 1.50 | 12 | 0.50 | 7.8e-03 |" in page
+
+
+def test_one_call_for_all_rollouts_gives_what_a_call_for_each_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    def varlen(
+        query: Any, key: Any, value: Any, begins: Any, _: Any, *longest: int, window_size: Any, enable_gqa: bool
+    ) -> Any:
+        """Compute what torch documents, `[tokens, heads, size]`, since its kernel needs a GPU."""
+        assert window_size == (-1, 0) and longest == (7, 7)  # causal
+        found = []
+        for one in zip(*(torch.tensor_split(each, begins[1:-1].long()) for each in (query, key, value)), strict=True):
+            heads = [each.transpose(0, 1) for each in one]
+            out = torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=enable_gqa)
+            found.append(out.transpose(0, 1))
+        return torch.cat(found)
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen)
+    given = [torch.randn(1, heads, 12, 8) for heads in (4, 2, 2)]
+    one, other = (ATTENTION[name]((7, 1, 4), "cpu")(*given) for name in ("separately", "together"))
+    torch.testing.assert_close(one, other)
+
+
+def test_memory_and_processes_of_the_gpu_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\ncase $1 in *compute-apps*) echo 7; echo 9;; *) echo 4123;; esac\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    step = DAY["Step"]("waits", "", (sys.executable, "-c", "import time; time.sleep(3)"), 60)
+    row = DAY["run"](step, tmp_path)
+    assert (row["peak_gpu_mib"], row["gpu_processes"]) == (4123, 2)
+    assert "| 4123 MiB | 2 |" in DAY["tables"](tmp_path, [step], {"waits": row})
 
 
 def test_make_says_that_there_is_no_gpu(tmp_path: Path) -> None:
