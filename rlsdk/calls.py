@@ -128,15 +128,19 @@ def new_field(name: str, needs: Iterable[str]) -> tuple[str, ...]:
 
 
 def check_producer(name: str, function: Any) -> None:
-    """Raise `PluginError` if the function of a new field takes anything but the batch; `_cache={}` is exempt."""
+    """Check the signature of the function of a new field: the batch, then keyword-only options; `_cache={}` is exempt.
+
+    Raises:
+        PluginError: It takes no batch, or an option that no configuration could set or leave out.
+    """
     signature = inspect.signature(function)
     variable = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
-    options = [p for p in list(signature.parameters.values())[1:] if p.kind not in variable and p.name[0] != "_"]
-    if not signature.parameters or options:
+    others = [p for p in list(signature.parameters.values())[1:] if p.kind not in variable and p.name[0] != "_"]
+    if not signature.parameters or any(p.kind is not p.KEYWORD_ONLY or p.default is p.empty for p in others):
         plain = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
         raise PluginError(
             f"@rlsdk.field({name!r}): it is called as {name}(batch), but is defined as {inspect.Signature(plain)}; "
-            "a field has no options: read what differs between runs from an environment variable"
+            f"options follow a *, each with a default: def {name}(batch, *, scale=1.0)"
         )
 
 

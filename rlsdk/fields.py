@@ -48,7 +48,8 @@ class Field:
         output: Name of the field among that model's outputs.
         by_update: True if the update recomputes the field with a gradient, so that losses do not get earlier values.
         needs: Fields that its own producer reads.
-        produce: Plugin function that computes the field, `(batch: StepBatch) -> array [t]`; None for core fields.
+        produce: Plugin function that computes the field, `(batch: StepBatch, *, …) -> array [t]`; None for core fields.
+        options: Values for keyword-only parameters of that function.
         sample: Minimum and maximum in the sample batches used to check components that read the field.
     """
 
@@ -62,6 +63,7 @@ class Field:
     by_update: bool = False
     needs: tuple[str, ...] = ()
     produce: Callable[[Any], Any] | None = None
+    options: Mapping[str, Any] = attrs.field(factory=dict, eq=False)
     sample: tuple[float, float] = (-1.0, 1.0)
 
 

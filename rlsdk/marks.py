@@ -24,10 +24,11 @@ Needs = Sequence[str | Callable[..., Any]]
 
 @named
 def field(name: str, *, needs: Sequence[str] = (), sample: tuple[float, float] = (-1.0, 1.0)) -> Callable[[T], T]:
-    """Declare a field of a batch, one number per response token: `(batch: StepBatch) -> array [t]`, sync or async.
+    """Declare a field of a batch, one number per response token: `(batch: StepBatch, *, …) -> array [t]`, maybe async.
 
     The marked function computes the field in the trainer, before shaping and advantage, in every run with a component
-    that lists the function in its `needs`. Such components read it from their inputs, as `x.NAME`.
+    that lists the function in its `needs`. Such components read it from their inputs, as `x.NAME`. A configuration sets
+    its options, keyword-only parameters with defaults, under `fields.NAME`.
 
     Args:
         name: Name of the field.

@@ -35,7 +35,7 @@ from rlsdk.contracts.required import missing_members
 from rlsdk.errors import ConfigError, OptionError, PluginError, UnknownComponentError, nearest, option_path
 from rlsdk.fields import READS, Field, names
 from rlsdk.kinds import PART_LISTS, PARTS, Kind
-from rlsdk.options import structure, unknown
+from rlsdk.options import check_options, options_of, structure, unknown
 from rlsdk.plugins import CORE, ComponentRef, Plugins, short_name
 from rlsdk.schedules import EntropyTarget, Schedule, Scheduled, entropy_target, with_greatest
 
@@ -224,6 +224,7 @@ class _Resolver:
         rewards = self.rewards(config, workflow if sampled else eval_workflow)
         if algorithm.aggregate == NORMED and algorithm.norm is None:
             algorithm = attrs.evolve(algorithm, norm=float(config.sampling.max_tokens))
+        self.set_field_options(config.fields)
         self.check_evaluated(config, eval_workflow, rewards)
         self.check_together(config, algorithm, workflow, rewards)
         found = {name: reference for name, reference in single.items() if reference is not None}
@@ -255,6 +256,22 @@ class _Resolver:
             defaulted=defaulted,
             tree=tree,
         )
+
+    def set_field_options(self, given: Mapping[str, Mapping[str, Any]]) -> None:
+        """Set the options of the batch fields that the run's components read."""
+        for name, options in given.items():
+            path = f"fields.{name}"
+            if name not in self.fields:
+                text = unknown("field", name, self.fields)
+                self.faults.append(f"{path}: {text}; only fields of plugins that a component reads are computed")
+                continue
+            try:
+                values, faults = check_options(options_of(self.fields[name].produce), options)
+            except PluginError as error:  # an annotation that cannot be evaluated
+                self.report(path, error)
+                continue
+            self.faults += [f"{option_path(path, below)}: {text}" for below, text in faults]
+            self.fields[name] = attrs.evolve(self.fields[name], options=values)
 
     def workflows(self, config: Config, *, sampled: bool) -> tuple[ComponentRef | None, ComponentRef | None]:
         """Resolve the workflows of training and of evaluation, which always samples."""

@@ -357,6 +357,7 @@ class Config(Section):
         max_empty_steps: Consecutive steps with nothing to learn from (no rollout left, or all advantages zero) after
             which the run ends; null for no limit.
         algorithm: The algorithm; any of its parts may be replaced.
+        fields: Options of the batch fields that plugins declare, by name of the field.
         sampling: Sampling of rollouts.
         rollout: Scheduling of rollouts: staleness, replay, storage, weight transfer.
         engine: Generates tokens.
@@ -421,6 +422,7 @@ class Config(Section):
     max_invalid: float = 0.2
     max_empty_steps: int | None = 10
     algorithm: Use = attrs.field(default=defaults.ALGORITHM, converter=used)
+    fields: Mapping[str, Mapping[str, Any]] = {}
     sampling: SamplingSection = SamplingSection()
     rollout: RolloutSection = RolloutSection()
     engine: Use = attrs.field(default=defaults.ENGINE, converter=used)

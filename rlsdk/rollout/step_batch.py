@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -305,7 +306,8 @@ async def produce(batch: StepBatch, fields: Sequence[Field], *, in_thread: bool 
         assert field.produce is not None
         try:
             given = _read_only(batch)
-            found = await asyncio.to_thread(field.produce, given) if in_thread else field.produce(given)
+            call = partial(field.produce, given, **field.options)
+            found = await asyncio.to_thread(call) if in_thread else call()
             found = await found if inspect.isawaitable(found) else found
         except RlsdkError:
             raise

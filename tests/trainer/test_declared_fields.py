@@ -6,14 +6,14 @@ import asyncio
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
 import torch
 
 import rlsdk
-from rlsdk.errors import PluginError, RunError
+from rlsdk.errors import ConfigError, PluginError, RunError
 from rlsdk.testing import check_component
 from rlsdk.trainer import Trainer
 from tests.trainer.fakes import FakeLearner, ScriptedRollouts, make_plan
@@ -49,6 +49,54 @@ def test_a_declared_field_is_computed_and_reaches_advantage_and_update(tmp_path:
     assert set(batch.tokens["advantages"][: batch.responses[0]]) == {0.0}  # its reward is 0
     second = slice(int(batch.responses[0]), int(batch.responses[:2].sum()))
     np.testing.assert_allclose(batch.tokens["advantages"][second], expected[second], rtol=1e-6)
+
+
+@rlsdk.field("scaled")
+def scaled(batch: rlsdk.StepBatch, *, scale: Annotated[float, rlsdk.above(0)] = 1.0, name: str = "a") -> np.ndarray:
+    """The same number for all tokens."""
+    return np.full(len(batch.arrays.loss_mask), scale * len(name))
+
+
+@rlsdk.advantage("reads_scaled", needs=(scaled,))
+def reads_scaled(x: rlsdk.CreditInputs) -> torch.Tensor:
+    """Reads it."""
+    return x.scaled
+
+
+def scaled_plan(folder: Path, fields: object) -> Any:
+    return make_plan(folder, algorithm={"use": "grpo", "kl_coef": 0.0, "advantage": reads_scaled}, fields=fields)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"), [({}, 1.0), ({"scale": 0.5, "name": "four"}, 2.0), ({"scale": 3}, 3.0)]
+)
+def test_a_configuration_sets_the_options_of_a_field(tmp_path: Path, options: Any, expected: float) -> None:
+    plan = scaled_plan(tmp_path, {"scaled": options} if options else {})
+    trainer = Trainer(plan, rollouts=ScriptedRollouts(plan), learner=FakeLearner())
+    asyncio.run(trainer.step())
+    assert set(trainer.learner.updates[0][0].tokens["scaled"].tolist()) == {expected}
+    assert plan.tree.get("fields", {}) == ({"scaled": options} if options else {})  # as a resumed run reads it
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"scale": {}}, "fields.scale: unknown field 'scale', did you mean 'scaled'"),
+        ({"scaled": {"scal": 2.0}}, "fields.scaled.scal: unknown option 'scal', did you mean 'scale'"),
+        ({"scaled": {"scale": -1.0}}, "fields.scaled.scale: expected float > 0, got -1.0"),
+        ({"scaled": {"scale": "a", "name": 2}}, "fields.scaled.name: expected str, got 2"),
+        ({"scaled": 2.0}, "fields.scaled: expected mapping, got 2.0"),
+    ],
+)
+def test_options_that_a_field_does_not_have_are_refused_before_a_start(tmp_path: Path, fields: Any, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        scaled_plan(tmp_path, fields)
+    assert any(fault.startswith(says) for fault in caught.value.faults), caught.value.faults
+
+
+def test_options_of_a_field_that_nothing_reads_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"fields.scaled: unknown field 'scaled'; there are none; only fields of plu"):
+        make_plan(tmp_path, fields={"scaled": {}})
 
 
 def test_an_undeclared_field_stays_hidden(tmp_path: Path) -> None:
