@@ -143,7 +143,9 @@ def written_aside(folder: Path) -> Iterator[Path]:
     # An existing folder cannot be replaced if it is a mount point or the current folder, so it is filled.
     filled = folder.is_dir()
     partial = folder / ".export.partial" if filled else folder.with_name(f".{folder.name}.partial")
-    if folder.is_file() or (filled and any(path != partial for path in folder.iterdir())):
+    if folder.is_file():
+        raise CheckpointError(f"{folder} is a file; choose an empty folder, or one that does not exist")
+    if filled and any(path != partial for path in folder.iterdir()):
         raise CheckpointError(f"{folder} is not empty; choose an empty folder, or one that does not exist")
     try:
         shutil.rmtree(partial, ignore_errors=True)

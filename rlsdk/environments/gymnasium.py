@@ -124,7 +124,11 @@ class Gymnasium:
                 importlib.import_module(module)
             gymnasium.spec(name)
         except (gymnasium.error.Error, ImportError) as error:
-            raise ValueFault(f"gymnasium has no environment {self.id!r}: {error}") from error
+            said = str(error).rstrip(".")
+            raise ValueFault(
+                f"gymnasium has no environment {self.id!r}: {said}. gymnasium.pprint_registry() lists those that are "
+                "installed; one that another package registers is named MODULE:ID"
+            ) from error
 
     def reset(self, seed: int) -> Observation:
         """Start an episode.

@@ -273,12 +273,12 @@ class Judge:
             raise ValueFault(f"scale must be the minimum and maximum score, such as [0, 10]; got {list(self.scale)}")
         least = {"max_tokens": 1, "max_concurrency": 1, "max_characters": 2, "retries": 0, "images": 0}
         low_ones = [
-            f"{name} is {value}"
+            f"{name} of at least {limit}, got {value}"
             for name, limit in least.items()
             if (value := getattr(self, name)) is not None and value < limit
         ]
         if low_ones:
-            raise ValueFault(f"too low: {', '.join(low_ones)}")
+            raise ValueFault(f"expected {'; '.join(low_ones)}")
         if taken := sorted(_RESERVED & set(self.extra)):
             raise ValueFault(f"extra must not hold {', '.join(taken)}: the reward sets them itself")
         object.__setattr__(self, "_text", read_rubric(self.rubric))

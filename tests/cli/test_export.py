@@ -104,7 +104,7 @@ def test_nothing_is_overwritten(finished, tmp_path):
     (tmp_path / "model" / "mine").write_text("x")
     assert "is not empty" in export(finished, tmp_path / "model", status=1)
     assert [p.name for p in (tmp_path / "model").iterdir()] == ["mine"]
-    assert "is not empty" in export(finished, tmp_path / "model" / "mine", status=1)
+    assert "mine is a file; choose" in export(finished, tmp_path / "model" / "mine", status=1)
 
 
 @pytest.mark.parametrize(

@@ -471,8 +471,11 @@ def test_a_cache_in_use(server, tmp_path):
         ({"rubric": "no/such/file.md"}, "rubric 'no/such/file.md' cannot be read"),
         ({"scale": [1, 1]}, "scale must be the minimum and maximum"),
         ({"scale": [0, float("inf")]}, "scale[1]: expected a finite number, got inf"),
-        ({"images": -1}, "images is -1"),
-        ({"retries": -1, "max_concurrency": 0}, "max_concurrency is 0, retries is -1"),
+        ({"images": -1}, "expected images of at least 0, got -1"),
+        (
+            {"retries": -1, "max_concurrency": 0},
+            "expected max_concurrency of at least 1, got 0; retries of at least 0, got -1",
+        ),
         ({"timeout": 0.0}, "timeout: expected float > 0, got 0.0"),
         ({"extra": {"messages": []}}, "extra must not hold messages"),
         ({"verdict": "text"}, "expected 'json'"),
