@@ -20,15 +20,20 @@ pre { overflow-x: auto; white-space: pre-wrap; overflow-wrap: anywhere; backgrou
   font-size: .85rem }
 .wide { overflow-x: auto } table { border-collapse: collapse; font-size: .9rem; width: 100% }
 td, th { text-align: left; padding: .2rem .6rem .2rem 0; border-bottom: 1px solid #8883; vertical-align: top;
-  overflow-wrap: anywhere }
+  overflow-wrap: anywhere } th { overflow-wrap: normal }
 figure { margin: 1rem 0 } svg { width: 100%; height: auto } polyline { fill: none; stroke-width: 2 }
 svg text { font-size: 11px; fill: currentColor } .band { stroke: none; opacity: .18 } .key { margin-left: 1em }
+.key::before { content: ""; display: inline-block; width: 1em; margin-right: .4em; vertical-align: .25em;
+  border-top: 3px solid }
 .critical { color: #dc2626; font-weight: 600 } .warning { color: #b45309; font-weight: 600 }
 @media (prefers-color-scheme: dark) { .critical { color: #f87171 } .warning { color: #fbbf24 } }
 @media print { body { max-width: none; font-size: 11px } section, figure, tr { break-inside: avoid } }
 """
-STYLE += "".join(f"polyline.c{i}{{stroke:var(--c{i})}} .band.c{i}{{fill:var(--c{i})}} .key.c{i}{{color:var(--c{i})}}\n"
-                 for i in range(6))  # fmt: skip
+STYLE += "".join(
+    f"polyline.c{i}{{stroke:var(--c{i})}} .band.c{i}{{fill:var(--c{i})}} "
+    f".key.c{i}::before{{border-color:var(--c{i})}}\n"
+    for i in range(6)
+)
 WIDTH, HEIGHT, LEFT, BOTTOM = 640, 220, 52, 24
 COLOURS = 6
 """Number of the style's line colours, `c0` to `c5`."""

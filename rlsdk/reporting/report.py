@@ -217,16 +217,25 @@ def _result(run: FinishedRun) -> str:
 
 
 def _findings(run: FinishedRun) -> str:
-    entries = [
-        f'<li><span class="{escaped(a.level)}">{escaped(a.level)}</span>, step {a.step}, {escaped(a.name)}: '
-        f"{escaped(a.message)}; {escaped(a.advice)}</li>"
-        for a in run.alerts
-    ]
+    by_rule: dict[tuple[str, str], list[Alert]] = {}
+    for alert in run.alerts:
+        by_rule.setdefault((alert.level, alert.name), []).append(alert)
+    entries = [_finding(alerts) for alerts in by_rule.values()]
     known = {str(alert) for alert in run.alerts}
     entries += [f"<li>{escaped(w)}</li>" for w in run.summary.get("warnings") or () if str(w) not in known]
     invalid = run.summary.get("invalid") or {}
     entries += [f"<li>not scored, {n} times: {escaped(why)}</li>" for why, n in (invalid.get("reasons") or {}).items()]
     return f"<ul>{''.join(entries)}</ul>" if entries else "<p>None.</p>"
+
+
+def _finding(alerts: Sequence[Alert]) -> str:
+    """Return the list entry of one rule's alerts, with the words of the last."""
+    first, last = alerts[0], alerts[-1]
+    when = f"step {last.step}" if first is last else f"{len(alerts)} times from step {first.step} to {last.step}"
+    return (
+        f'<li><span class="{escaped(last.level)}">{escaped(last.level)}</span>, {when}, {escaped(last.name)}: '
+        f"{escaped(last.message)}; {escaped(last.advice)}</li>"
+    )
 
 
 def _curves(run: FinishedRun) -> Iterator[tuple[str, dict[str, Series]]]:
@@ -242,7 +251,7 @@ def _times(run: FinishedRun) -> str:
 
 
 def _samples(run: FinishedRun) -> str:
-    """Return a few stored rollouts from the first and the last steps."""
+    """Return the first rollouts of a few tasks of the first and the last steps."""
     from rlsdk.runlog.query import query
     from rlsdk.runlog.store import Address
 
@@ -251,7 +260,7 @@ def _samples(run: FinishedRun) -> str:
     rows = []
     for order in ("step", "step desc"):
         try:
-            found = query(run.folder, "step is not null", order_by=order, limit=5, seconds=30)
+            found = query(run.folder, "step is not null and rollout = 0", order_by=order, limit=5, seconds=30)
         except (RunError, ValueFault) as error:  # a damaged or slow database; everything else is in other files
             return f"<p>{escaped(error)}</p>"
         rows += [

@@ -20,6 +20,7 @@ from rlsdk.errors import ConfigError
 from rlsdk.reporting import report as reporting
 from rlsdk.reporting.compare import SeedGroup, comparison, comparison_page
 from rlsdk.reporting.report import FinishedRun, read_run, report_page, try_report, write_report
+from rlsdk.runlog.alerts import Alert, append_alerts
 from rlsdk.runlog.store import DATABASE, Address, RolloutStore
 from rlsdk.runlog.tables import Entry
 from rlsdk.types import Group, Rollout, Score, Task
@@ -76,6 +77,30 @@ def test_a_report_is_one_page_without_scripts_and_what_a_model_wrote_is_escaped(
     assert "learner:" in text
     assert "<polyline" in text
     assert path.name == "report.html"
+
+
+def test_a_finding_that_returns_is_one_line_of_a_report(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "mine")
+    alerts = [Alert(step, "clip_share", "warning", f"{step}% clipped", "lower it") for step in (3, 9, 12)]
+    append_alerts(run, [*alerts, Alert(5, "cut_off", "warning", "cut", "raise it")])
+    text = unescape(report_page(read_run(run)))
+    assert "3 times from step 3 to 12, clip_share: 12% clipped; lower it" in text
+    assert "step 5, cut_off: cut; raise it" in text
+    assert text.count("clip_share") == 1
+
+
+def test_the_samples_of_a_report_are_of_several_tasks(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "mine")
+    store = RolloutStore(Address.make(run, None, None))
+    with store.transaction():
+        for n in range(12):
+            task = Task(id=f"t{n}", prompt=f"Question {n}")
+            rollouts = [Rollout.from_text(task, f"Answer {i}") for i in range(8)]
+            group = Group(task, rollouts, [Score(1)] * 8)
+            store.put([Entry(number=n + 1, source="s", state="trained", step=1 + n // 6, uses=1, group=group)])
+    store.close()
+    text = report_page(read_run(run))
+    assert [n for n in range(12) if f"<td>Question {n}</td>" in text] == [0, 1, 2, 3, 4, 7, 8, 9, 10, 11]
 
 
 def test_the_commands_of_a_report_quote_a_folder_with_spaces(tmp_path: Path) -> None:
