@@ -21,6 +21,7 @@ from rlsdk.engines.vllm_worker import WeightStreamCall, relayed
 from rlsdk.errors import EngineError, TransferError
 from rlsdk.transfers.broadcast import Gloo, Nccl
 from rlsdk.transfers.buckets import Buffers
+from rlsdk.transfers.shared_memory import SharedMemory
 from rlsdk.weights import from_weights, to_weights
 
 PROMPT = np.array([1, 5, 9, 30, 2, 17])
@@ -178,7 +179,7 @@ class NcclOnCPU(Nccl):
     backend, device = "gloo", "cpu"
 
 
-def receive(engine: Any, weights: Weights, kind: type[Gloo | Nccl], **how: Any) -> tuple[str, str]:
+def receive(engine: Any, weights: Weights, kind: type[Any], **how: Any) -> tuple[str, str]:
     """Send weights to an engine that calls the transfer itself, and return its error as text."""
     sender, receiver = (kind(bucket_mib=1, timeout=10) for _ in range(2))
     offer = sender.offer(iter(()), 1, "127.0.0.1")
@@ -194,10 +195,10 @@ def receive(engine: Any, weights: Weights, kind: type[Gloo | Nccl], **how: Any) 
 
 
 @pytest.mark.stack
-@pytest.mark.parametrize("kind", [Gloo, NcclOnCPU])
+@pytest.mark.parametrize("kind", [Gloo, NcclOnCPU, SharedMemory])
 @pytest.mark.parametrize("name", ["vllm", pytest.param("parallel_vllm", marks=pytest.mark.slow)])
 def test_an_engine_of_several_processes_receives_a_stream_as_one_of_a_single_process_does(
-    name: str, kind: type[Gloo | Nccl], model: Model, request: pytest.FixtureRequest
+    name: str, kind: type[Any], model: Model, request: pytest.FixtureRequest
 ) -> None:
     import ray
 
