@@ -194,7 +194,8 @@ def reason(error: BaseException) -> str:
         return "the program that started it crashed, or something killed it"
     text = re.sub(r"Worker exit type: \w+ Worker exit detail: ", "", str(error)).split(" Some common causes")[0]
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
-    causes = (line for line in reversed(lines) if "because" in line and "in its creation task" not in line)
+    vague = ("in its creation task", "This may be because")  # the exception follows
+    causes = (line for line in reversed(lines) if "because" in line and not any(words in line for words in vague))
     telling = next(causes, lines[-1])
     return telling if len(telling) <= LONGEST else f"{telling[: LONGEST - 1]}…"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from ray import exceptions
@@ -104,6 +105,23 @@ def test_an_actor_that_cannot_be_created_is_described_in_one_line_with_its_machi
     where = ray.util.get_node_ip_address()
     assert described(failed.value) == (
         f"it could not be created on {where}: rlsdk.errors.PluginError: plugin 'lab' is not installed"
+    )
+
+
+@pytest.mark.stack
+def test_an_actor_whose_class_cannot_be_imported_on_its_machine_is_described_by_the_exception_there(
+    cluster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    monkeypatch.setitem(sys.modules, "only_here", ModuleType("only_here"))
+    monkeypatch.setattr(Incomplete, "__module__", "only_here")
+    monkeypatch.setattr(sys.modules["only_here"], "Incomplete", Incomplete, raising=False)
+    with pytest.raises(exceptions.RayActorError) as failed:
+        ray.get(spawn(Incomplete).identity.remote())
+    where = ray.util.get_node_ip_address()
+    assert described(failed.value) == (
+        f"it could not be created on {where}: ModuleNotFoundError: No module named 'only_here'"
     )
 
 
