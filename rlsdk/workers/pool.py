@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -41,7 +41,7 @@ from rlsdk.workers.orders import (
 )
 
 log = logging.getLogger(__name__)
-Start = Callable[[int, int], tuple[Any, Any]]
+Start = Callable[[int, int], Awaitable[tuple[Any, Any]]]
 """Start the worker of a rank, given its number of earlier starts; return its handle and an awaitable for readiness."""
 
 
@@ -319,7 +319,7 @@ class RolloutWorkerPool:
         self._starts[rank] += 1
         actor = None
         try:
-            actor, ready = self._start(rank, incarnation)
+            actor, ready = await self._start(rank, incarnation)
             await ready
         except BaseException as error:
             if actor is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -53,7 +54,9 @@ def _worker_pool(
     count, logs = plan.config.rollout.workers, plan.folder.resolve() / "logs"
     starting = [start(rank, 0) for rank in range(count)]
     most = plan.config.placement.engine_restarts
-    pool = RolloutWorkerPool(start, [actor for actor, _ in starting], engines, most=most, logs=logs, observer=observer)
+    # Ray waits for its head as long as the network does not reach it.
+    restart, actors_started = partial(asyncio.to_thread, start), [actor for actor, _ in starting]
+    pool = RolloutWorkerPool(restart, actors_started, engines, most=most, logs=logs, observer=observer)
     with closing(pool):
         for rank, (_, ready) in enumerate(starting):
             try:

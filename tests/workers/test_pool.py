@@ -117,7 +117,7 @@ class StartedPool:
             observer=lambda *each: self.seen.append(each),
         )
 
-    def _start(self, rank: int, incarnation: int) -> tuple[Any, Any]:
+    async def _start(self, rank: int, incarnation: int) -> tuple[Any, Any]:
         self.starts.append((rank, incarnation))
         self.actors[rank] = Actor()
         return self.actors[rank], self.ready()
