@@ -71,6 +71,16 @@ def text_block(text: str) -> str:
     return f"<pre>{escaped(text)}</pre>" if text else ""
 
 
+def _thinned(series: Series) -> Series:
+    """Average neighbouring values of a long curve: with several per pixel it would be a block of colour."""
+    width = -(-len(series) // WIDTH)
+    if width <= 1:
+        return series
+    starts = np.arange(0, len(series), width)
+    ends = np.append(starts[1:], len(series))
+    return Series(series.steps[ends - 1], np.add.reduceat(series.values, starts) / (ends - starts), series.name)
+
+
 def chart(title: str, curves: Mapping[str, Series], bands: Mapping[str, tuple[Series, Series]] | None = None) -> str:
     """Return a chart of metrics over the steps; empty if none of them has two values.
 
@@ -82,9 +92,10 @@ def chart(title: str, curves: Mapping[str, Series], bands: Mapping[str, tuple[Se
     shown = {label: series for label, series in curves.items() if len(series) > 1}
     if not shown:
         return ""
-    around = {label: band for label, band in (bands or {}).items() if label in shown}
-    values = np.concatenate([s.values for s in shown.values()] + [s.values for b in around.values() for s in b])
     steps = np.concatenate([s.steps for s in shown.values()])
+    shown = {label: _thinned(series) for label, series in shown.items()}
+    around = {label: [_thinned(s) for s in band] for label, band in (bands or {}).items() if label in shown}
+    values = np.concatenate([s.values for s in shown.values()] + [s.values for b in around.values() for s in b])
     low, high = float(values.min()), float(values.max())
     high = high if high > low else low + 1.0
     left, right = int(steps.min()), int(steps.max())

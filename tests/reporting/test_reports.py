@@ -89,6 +89,17 @@ def test_a_finding_that_returns_is_one_line_of_a_report(tmp_path: Path) -> None:
     assert text.count("clip_share") == 1
 
 
+def test_a_long_curve_of_a_report_is_thinned_out_to_means(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "mine")
+    lines = [json.dumps({"step": s, "reward/mean": float(s % 2)}) + "\n" for s in range(1, 10_002)]
+    (run / "metrics.jsonl").write_text("".join(lines))
+    text = report_page(read_run(run))
+    points = text.split('<polyline class="c0" points="')[1].split('"')[0].split()
+    assert 500 < len(points) <= 640
+    assert len({point.split(",")[1] for point in points}) <= 3  # means of 16 values, and of one at the end
+    assert ">1</text>" in text and "step 10001" in text
+
+
 def test_the_samples_of_a_report_are_of_several_tasks(tmp_path: Path) -> None:
     run = make_run(tmp_path, "mine")
     store = RolloutStore(Address.make(run, None, None))
