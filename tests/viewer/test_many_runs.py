@@ -69,6 +69,9 @@ def test_runs_are_found_by_name_and_compared_in_colours_of_their_own(page: Brows
     page.see(".chart .value", "…12")
     colours = page.run("return [...document.querySelectorAll('.run.on .swatch')].map((each) => each.style.cssText)")
     assert len(set(colours)) == len(colours) == 4
+    page.run("document.querySelector('.run input').focus()")
+    page.driver.switch_to.active_element.send_keys("\ue007")  # enter
+    page.wait(lambda: len(page.all(".run.on")) == 1, "the other runs stay")
     find(page, "nothing", 0)
     page.see(".runs", "No run has this name")
     assert page.errors() == []

@@ -95,7 +95,7 @@ function drawRuns() {
     found.map((run) => {
       const on = shown.some((each) => each.id === run.id)
       return h("label", { class: `run ${on ? "on" : ""}`, title: visible(`${run.name}\n${run.path}`) },
-        h("input", { type: "checkbox", checked: on, "data-key": run.id, onchange: (event) => toggle(run, event.target.checked) }),
+        h("input", { type: "checkbox", checked: on, "data-key": run.id, onchange: (event) => toggle(run, event.target.checked), onkeydown: (event) => { if (event.key === "Enter") only(run) } }),
         h("i", { class: "swatch", style: { "--swatch": on ? colorOf(run) : "var(--line)" } }),
         h("span", { class: "run-name", onclick: (event) => { if (!event.metaKey && !event.ctrlKey) { event.preventDefault(); only(run) } } }, visible(run.name)),
         h("span", { class: "run-about" }, progress(run), status(run)))
