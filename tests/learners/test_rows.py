@@ -1,4 +1,4 @@
-"""Distribution of rollouts: none lost, budgets kept, pairs whole, ranks balanced, one order for every split."""
+"""Distribution of rollouts: none lost, budgets kept, groups whole, ranks balanced, one order for every split."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ LENGTHS = st.lists(st.integers(1, 40), max_size=40).map(lambda x: np.array(x, np
 
 
 @st.composite
-def paired(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
-    count = draw(st.integers(0, 12))
-    labels = (
-        np.repeat(np.arange(count) * 7, 2)[draw(st.permutations(range(2 * count)))] if count else np.empty(0, np.int64)
-    )
-    lengths = draw(st.lists(st.integers(1, 40), min_size=2 * count, max_size=2 * count))
-    return np.array(lengths, np.int64), np.asarray(labels, np.int64)
+def grouped(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
+    sizes = draw(st.one_of(st.lists(st.just(2), max_size=12), st.lists(st.integers(1, 5), max_size=8)))
+    labels = np.repeat(np.arange(len(sizes)) * 7, np.array(sizes, np.int64))
+    order = np.array(draw(st.permutations(range(len(labels)))), np.int64)
+    lengths = draw(st.lists(st.integers(1, 40), min_size=len(labels), max_size=len(labels)))
+    return np.array(lengths, np.int64), labels[order]
 
 
 @given(LENGTHS, st.integers(1, 5))
@@ -45,18 +44,18 @@ def test_a_micro_batch_keeps_the_budget(lengths: np.ndarray, budget: int, packed
         assert len(part) == 1 or cost <= budget
 
 
-@given(paired(), st.integers(1, 4), st.integers(1, 200), st.booleans())
-def test_pairs_stay_whole(case: tuple[np.ndarray, np.ndarray], world: int, budget: int, packed: bool) -> None:
-    lengths, pairs = case
+@given(grouped(), st.integers(1, 4), st.integers(1, 200), st.booleans())
+def test_groups_stay_whole(case: tuple[np.ndarray, np.ndarray], world: int, budget: int, packed: bool) -> None:
+    lengths, groups = case
     seen: list[int] = []
-    for share in split(lengths, world, pairs):
-        for part in plan(lengths[share], budget, packed=packed, pairs=pairs[share]):
-            labels, counts = np.unique(pairs[share][part], return_counts=True)
-            assert (counts == 2).all()
+    for share in split(lengths, world, groups):
+        for part in plan(lengths[share], budget, packed=packed, groups=groups[share]):
+            labels, counts = np.unique(groups[share][part], return_counts=True)
+            assert counts.tolist() == [int((groups == label).sum()) for label in labels]
             cost = lengths[share][part].sum() if packed else lengths[share][part].max() * len(part)
             assert len(labels) == 1 or cost <= budget
             seen += share[part].tolist()
-    assert seen == canonical(lengths, pairs).tolist()
+    assert seen == canonical(lengths, groups).tolist()
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(0, 3)), min_size=1, max_size=8), st.data())
