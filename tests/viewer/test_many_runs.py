@@ -102,14 +102,21 @@ def test_the_settings_of_several_runs_show_what_differs_beside_their_names(page:
 
 def test_focus_and_open_lists_stay_while_a_run_trains(page: Browser, folder: Path) -> None:
     run = folder / f"{BEGIN}3"
+
+    def train(step: int) -> None:
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"step": step, "reward/mean": 0.7}) + "\n")
+
+    train(6)
+    newest = "return document.querySelector('.run-select option').textContent"
+    page.wait(lambda: page.run(newest) == run.name, "it is not the first of the list")
     find(page, "math 3", 1)
     page.click(".run-name", run.name)
     page.see("h1", run.name)
     page.run(
         "document.querySelector('.run input').focus(); window.option = document.querySelector('.run-select option')"
     )
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"step": 7, "reward/mean": 0.7}) + "\n")
+    train(7)
     page.see(".run-about", "7 of 8")
     assert page.run("return document.activeElement === document.querySelector('.run input')")
     assert page.run("return window.option.isConnected")
