@@ -106,7 +106,9 @@ def of_text(text: str) -> Fingerprint:
 def of_object(obj: Any) -> Fingerprint:
     """Fingerprint a marked object by its source or, if defined in an interactive interpreter, by its bytecode."""
     try:
-        text = inspect.getsource(obj)
+        # From Python 3.13 on, this is the name of the program of `python -c`, whose lines are not those of `exec`.
+        known = getattr(getattr(obj, "__code__", None), "co_filename", "") != "<string>"
+        text = inspect.getsource(obj) if known else _compiled(obj)
     except (OSError, TypeError):
         text = _compiled(obj)
     return Fingerprint("", "", _hash([text]))

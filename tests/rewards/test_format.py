@@ -6,6 +6,7 @@ import asyncio
 import json
 import pickle
 import socket
+import sys
 import time
 
 import pytest
@@ -155,7 +156,7 @@ def test_json_of_a_schema(text):
         ('{"name": "Ada", "age": ' + "9" * 50_000 + "}", "not JSON"),
         ('{"name": "' + "x" * 1_000_000 + '"}', "characters"),
         ("[" * 90_000, "nested"),
-        ('{"name":' * 9_000 + "1" + "}" * 9_000, "nested"),
+        ('{"name":' * 9_000 + "1" + "}" * 9_000, "nested" if sys.version_info < (3, 12) else "$.name"),
     ],
 )
 def test_other_json_earns_nothing(text, reason):

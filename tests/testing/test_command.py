@@ -167,7 +167,7 @@ def test_each_property_is_a_test(tests, run_pytest):
     assert "lab/leaky[policy_loss]::micro-batches FAILED" in text
     assert "lab/plain[policy_loss]::micro-batches PASSED" in text
     assert "lab/needy[reward]::scores SKIPPED" in text
-    assert "breaks micro-batches: Splitting the batch between rollouts" in text
+    assert "breaks micro-batches: Splitting the batch (not within groups that it reads)" in text
     assert "LossInputs: 2 rollouts, 2 tokens, float32" in text
     assert "conformance.py" not in text  # no traceback through the suite
     assert "test_own" not in text

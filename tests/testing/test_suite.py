@@ -412,7 +412,7 @@ def test_a_task_that_cannot_be_sent_to_scoring_processes_is_refused():
 
     fault = failed(open_files)["sized-and-indexable"]
     assert fault.expected == "a task at 0 that can be sent to scoring processes"
-    assert "cannot pickle '_io.TextIOWrapper'" in fault.got
+    assert re.search("cannot pickle '.*TextIOWrapper'", fault.got)
 
 
 def test_what_a_weight_transfer_raises_is_reported_with_its_place():
