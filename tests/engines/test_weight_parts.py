@@ -195,7 +195,7 @@ def receive(engine: Any, weights: Weights, kind: type[Any], **how: Any) -> tuple
 
 
 @pytest.mark.stack
-@pytest.mark.parametrize("kind", [Gloo, NcclOnCPU, SharedMemory])
+@pytest.mark.parametrize("kind", [Gloo, pytest.param(NcclOnCPU, marks=pytest.mark.slow), SharedMemory])
 @pytest.mark.parametrize("name", ["vllm", pytest.param("parallel_vllm", marks=pytest.mark.slow)])
 def test_an_engine_of_several_processes_receives_a_stream_as_one_of_a_single_process_does(
     name: str, kind: type[Any], model: Model, request: pytest.FixtureRequest
