@@ -170,7 +170,9 @@ def transfer_errors(what: str) -> Iterator[None]:
     except (RuntimeError, OSError, EOFError) as error:
         # Strip gloo's source line and its advice, and the stack that torch adds.
         text = re.sub(r"^\[\S+\] ", "", first_line(error)).split(" This is typically")[0]
-        raise TransferError(f"{what}: {text}") from error
+        # From Python 3.12 on, exceptions that leave context managers like this one form cycles with their frames, in
+        # which the connections would stay open until garbage is collected.
+        raise TransferError(f"{what}: {text}") from error.with_traceback(None)
 
 
 class Buffers:
