@@ -277,7 +277,7 @@ class ScoringLimits:
         workers: Processes in the pool that runs rewards; 0: one per core.
         timeout: Wall-clock seconds for one call; a reward with its own, longer `timeout` gets one second more than
             that.
-        memory: MiB of address space that a pool process may allocate beyond its initial size (Linux).
+        memory: MiB that a pool process may allocate beyond its initial size (Linux); mapped files do not count.
         trial: Before the run starts, let rewards score made-up answers to a task; a reward that can score none is
             refused.
     """

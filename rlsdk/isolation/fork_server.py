@@ -112,7 +112,7 @@ class ForkServer:
             what: Name of the forks in messages, in the plural.
             prepare: Module-level function, called in the server with `argument`.
             argument: Picklable value.
-            memory: Bytes of address space that a fork may use beyond its initial size (Linux); 0 for no limit.
+            memory: Bytes of private memory that a fork may use beyond its initial size (Linux); 0 for no limit.
             log_to: File for the output of server and forks; None for standard error.
         """
         self._what, self._served, self._log_to = what, (prepare, argument, memory), log_to

@@ -90,12 +90,15 @@ def fork_alone() -> None:
 
 
 def limit_memory(extra: int) -> None:
-    """Limit the address space of this process to its current size plus `extra` bytes (Linux); disable core dumps."""
+    """Limit the private memory of this process to its current size plus `extra` bytes (Linux); disable core dumps.
+
+    Mapped files do not count: torch's build for CUDA alone maps 3 GB of libraries when a reward imports it.
+    """
     import resource  # not on Windows
 
     if sys.platform == "linux":
-        size = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (size + extra, size + extra))
+        size = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_DATA, (size + extra, size + extra))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 

@@ -183,7 +183,7 @@ class Pool:
         Args:
             rewards: Rewards; calls refer to them by index.
             workers: Number of concurrently scoring processes; 0 for one per core.
-            memory: MiB of address space that a process may use beyond its initial size (Linux).
+            memory: MiB of private memory that a process may use beyond its initial size (Linux).
             log_to: File for the output of rewards; by default, standard error.
         """
         self._rewards = list(rewards)

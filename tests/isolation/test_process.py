@@ -158,3 +158,23 @@ def test_a_native_handler_in_front_of_the_programs_own_is_removed():
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=30, check=False
     )
     assert ran.stderr.endswith("KeyboardInterrupt\n")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such limit")
+def test_memory_is_limited_but_not_by_mapped_files(tmp_path):
+    code = """
+        import mmap, sys
+        from rlsdk.isolation.process import limit_memory
+        limit_memory(256 << 20)
+        with open(sys.argv[1], "wb+") as file:
+            file.truncate(4 << 30)  # as large as the libraries of CUDA, and without content
+            mapped = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+        print(len(mapped), len(bytearray(128 << 20)))
+        try:
+            bytearray(512 << 20)
+        except MemoryError:
+            print("refused")
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "file")]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == [str(4 << 30), str(128 << 20), "refused"]
