@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from ray import cloudpickle
-from ray.exceptions import TaskCancelledError
+from ray.exceptions import RayActorError, TaskCancelledError
 
 from rlsdk.cluster.actors import cause_of, died, kill
 from rlsdk.cluster.portable import Surroundings
@@ -303,6 +304,11 @@ def test_an_explorer_that_does_not_start_is_passed_over_and_a_call_of_one_that_e
         with pytest.raises(RunError, match=r"the trainer, .* is gone: .*[^.]\. Its log"):
             await working
         kill(explorer)
+        with pytest.raises(RayActorError):  # it may still answer for a moment
+            while True:
+                with suppress(RunError):
+                    await ask(explorer, "about")
+                await asyncio.sleep(0.05)
         rollouts = RemoteExplorer(plan, explorers, explorer)
         rollouts._state, rollouts.ending = {"production": {}}, lambda: True
         with pytest.raises(NoRolloutsError, match="the run was asked to end"):
