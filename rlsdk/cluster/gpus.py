@@ -334,9 +334,10 @@ def _group(node: GPUNode, bundles: Sequence[Mapping[str, float]]) -> Any:
         for name, amount in bundle.items():
             total[name] = total.get(name, 0.0) + amount
     wanted = ", ".join(f"{amount:g} {name}" for name, amount in total.items())
+    use = "; ".join(filter(None, ("`ray status` shows what is used", cluster_use())))
     raise EnvironmentFault(
         f"Ray could not reserve {wanted} on {node.name} within {RESERVE_SECONDS:g} s: another job of the cluster "
-        f"holds them (`ray status` shows what is used; {cluster_use()}). Wait for it, or lower placement.engines or "
+        f"holds them ({use}). Wait for it, or lower placement.engines or "
         "placement.learners"
     )
 

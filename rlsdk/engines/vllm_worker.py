@@ -17,6 +17,7 @@ import attrs
 from rlsdk.contracts import StreamsWeights, Weights
 from rlsdk.engines.checks import checked, with_tied_heads
 from rlsdk.errors import EngineError, RlsdkError, TransferError
+from rlsdk.isolation.process import environment_variable
 from rlsdk.isolation.scratch import scratch_folder
 from rlsdk.weights import from_weights
 
@@ -52,16 +53,11 @@ def sockets_deleted() -> Iterator[None]:
 
     vLLM creates the sockets in the folder of temporary files, where those of a killed engine would stay.
     """
-    name = "VLLM_RPC_BASE_PATH"
-    before = os.environ.get(name)
-    with scratch_folder("rlsdk-vllm-", "/dev/shm") as folder:  # a socket's path must be short
-        os.environ[name] = str(folder)
-        try:
-            yield
-        finally:
-            del os.environ[name]
-            if before is not None:
-                os.environ[name] = before
+    with (
+        scratch_folder("rlsdk-vllm-", "/dev/shm") as folder,  # a socket's path must be short
+        environment_variable("VLLM_RPC_BASE_PATH", str(folder)),
+    ):
+        yield
 
 
 _ALIGNMENT = 64

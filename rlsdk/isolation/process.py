@@ -60,6 +60,24 @@ def redirect(path: str | os.PathLike[str]) -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
+@contextmanager
+def environment_variable(name: str, value: str | None) -> Iterator[None]:
+    """Context manager: set an environment variable of this process for the block, or remove it if `value` is None."""
+    before = os.environ.get(name)
+    _set_variable(name, value)
+    try:
+        yield
+    finally:
+        _set_variable(name, before)
+
+
+def _set_variable(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
+
+
 def settle(*, rollouts: bool = False) -> None:
     """Exclude all current objects from garbage collection, since imports and loaded models stay anyway.
 

@@ -32,15 +32,11 @@ _early: list[str] = []
 @contextmanager
 def marked_early() -> Iterator[None]:
     """Let the next `reaped` of this process also end what is left of the processes started in this block."""
-    before = os.environ.get(MARK)
+    from rlsdk.isolation.process import environment_variable  # the reaper itself imports nothing of rlsdk
+
     _early[:] = _early or [uuid.uuid4().hex]
-    os.environ[MARK] = _early[0]
-    try:
+    with environment_variable(MARK, _early[0]):
         yield
-    finally:
-        os.environ.pop(MARK)
-        if before is not None:
-            os.environ[MARK] = before
 
 
 @contextmanager
@@ -66,12 +62,10 @@ def reaped() -> Iterator[None]:
 @contextmanager
 def unmarked() -> Iterator[None]:
     """Start processes in the block that may outlive the run; they must end with this process by themselves."""
-    mark = os.environ.pop(MARK, None)
-    try:
+    from rlsdk.isolation.process import environment_variable
+
+    with environment_variable(MARK, None):
         yield
-    finally:
-        if mark is not None:
-            os.environ[MARK] = mark
 
 
 def marked(mark: str) -> list[psutil.Process]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ import numpy as np
 
 from rlsdk.contracts import Weights
 from rlsdk.errors import TransferError
+from rlsdk.isolation.process import environment_variable
 from rlsdk.marks import weight_transfer
 from rlsdk.transfers.buckets import MIB, Buffers, Header, announced, filled, open_offer, transfer_errors
 from rlsdk.weights import unpack
@@ -261,15 +261,8 @@ def _nccl(store: Any, rank: int, meeting: Meeting, patience: timedelta) -> Any:
     options._timeout = patience
     # By default, a member that leaves or is late ends this process. With this setting, waiting for it raises an error.
     # Groups read it when they are created: the learner's own keep the default.
-    before = os.environ.get(BLOCKING_WAIT)
-    os.environ[BLOCKING_WAIT] = "1"
-    try:
+    with environment_variable(BLOCKING_WAIT, "1"):
         return kind(store, rank, meeting.members, options)
-    finally:
-        if before is None:
-            del os.environ[BLOCKING_WAIT]
-        else:
-            os.environ[BLOCKING_WAIT] = before
 
 
 GROUPS: Mapping[str, Callable[[Any, int, Meeting, timedelta], Any]] = {"gloo": _gloo, "nccl": _nccl}
