@@ -131,12 +131,15 @@ def train(
         else contextlib.nullcontext() as begun,  # concurrently with the imports of this process
     ):
         with importing():
-            from rlsdk.trainer.resuming import check_resumed
-            from rlsdk.trainer.run import run, train_apart
+            from rlsdk.runs.resuming import check_resumed
+            from rlsdk.trainer.run import run
 
             plan = (check_resumed if resumes else check)(config, settings, files)
             import_common()  # for the checks that follow
-        begin = train_apart if mode == "train" else partial(run, show=show, begun=begun)
+        if mode == "train":
+            from rlsdk.two_process.programs import train_apart as begin
+        else:
+            begin = partial(run, show=show, begun=begun)
         summary = begin(plan, resume=resume, overwrite=overwrite, allow_changes=allow_changes)
     if as_json:
         click.echo(json.dumps(summary, indent=2, default=str))
@@ -155,7 +158,7 @@ def run_mode(
 ) -> None:
     """Run `explore`, `serve` or `bench`; if interrupted, exit with the status for that."""
     if mode == "explore":
-        from rlsdk.trainer.run import explore
+        from rlsdk.two_process.programs import explore
 
         with contextlib.redirect_stdout(sys.stderr):
             status = explore(config, *settings, plugins=files)

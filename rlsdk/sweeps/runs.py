@@ -20,8 +20,8 @@ from rlsdk.errors import ConfigError
 from rlsdk.runlog.files import read_json
 from rlsdk.runlog.metrics import read_metrics
 from rlsdk.runlog.report import SUMMARY
+from rlsdk.runs.changes import differences, settings_of
 from rlsdk.storage.location import is_url
-from rlsdk.trainer.changes import differences, settings_of
 
 LONGEST_NAME = 80
 LENGTH = frozenset({"steps", "epochs"})

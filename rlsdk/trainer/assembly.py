@@ -30,11 +30,11 @@ from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.mixture import Source, TaskStreams
 from rlsdk.rollout.stream import SampledStream, TaskStream, opened
 from rlsdk.runlog.observers import Observers
+from rlsdk.runs.rehearsal import Rehearsal, rehearse
 from rlsdk.seeds import derive
 from rlsdk.serving.context import context_of
 from rlsdk.trainer.explorer import Explorer
 from rlsdk.trainer.interactive import ThreadedRollouts, run_async
-from rlsdk.trainer.rehearsal import Rehearsal, rehearse
 from rlsdk.types import Rollout, Score, Task
 from rlsdk.workers.local import LocalMaker
 from rlsdk.workers.starting import group_maker

@@ -29,6 +29,8 @@ from rlsdk.readiness.base_models import fingerprints
 from rlsdk.readiness.data_files import data_fingerprints
 from rlsdk.rollout.staleness import StalenessPolicy
 from rlsdk.rollout.step_batch import StepBatch, apply_filters, labels, pack, produce
+from rlsdk.runs.record import RunRecord, open_run
+from rlsdk.runs.resuming import check_resumed
 from rlsdk.scoring.outcome import check_budget
 from rlsdk.trainer.assembly import examined, started, steps_of
 from rlsdk.trainer.callbacks import Callback, LeavingNodes, Metrics, checked_callbacks, standard_callbacks
@@ -47,8 +49,6 @@ from rlsdk.trainer.metrics import (
     with_reported,
 )
 from rlsdk.trainer.observing import Profiling
-from rlsdk.trainer.record import RunRecord, open_run
-from rlsdk.trainer.resuming import check_resumed
 from rlsdk.trainer.state import restore, snapshot, write_checkpoint
 from rlsdk.trainer.summary import LearningMonitor, RunCounters, log_background_failure, summarise, teaches
 from rlsdk.trainer.timing import RunTimes, StepTimer, Timer

@@ -13,8 +13,8 @@ from rlsdk.cli import root
 from rlsdk.cli.eval import _prepare
 from rlsdk.recipes import catalogue
 from rlsdk.runlog import trackers
-from rlsdk.trainer.changes import KEPT
-from rlsdk.trainer.resuming import _keep_config
+from rlsdk.runs.changes import KEPT
+from rlsdk.runs.resuming import _keep_config
 from tests.trainer.fakes import make_plan
 
 

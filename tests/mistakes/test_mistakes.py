@@ -22,9 +22,10 @@ from rlsdk.evaluation import models
 from rlsdk.runlog import actors
 from rlsdk.runlog.folder import held
 from rlsdk.runlog.store import Address, RolloutStore
+from rlsdk.runs import record
+from rlsdk.runs.resuming import prepare_folder
 from rlsdk.serving import debug
-from rlsdk.trainer import record, run
-from rlsdk.trainer.resuming import prepare_folder
+from rlsdk.trainer import run
 
 HERE = Path(__file__).parent
 MODEL = HERE.parents[1] / "examples" / "models" / "countdown-nano"

@@ -28,13 +28,13 @@ from rlsdk.config import Plan, check
 from rlsdk.errors import CheckpointError, ConfigError, DamagedCheckpointError, RunError
 from rlsdk.runlog.folder import MARKER, mark
 from rlsdk.runlog.store import DATABASE
+from rlsdk.runs import record as training_run
 from rlsdk.storage import copies, uploader
 from rlsdk.storage import remote as remote_files
 from rlsdk.storage.copies import Copy
 from rlsdk.storage.lock import LOCK, RemoteLock
 from rlsdk.storage.remote import RemoteFolder
 from rlsdk.storage.uploader import STAGE, UploadTimes
-from rlsdk.trainer import record as training_run
 
 MODEL = Path(__file__).parents[2] / "examples" / "models" / "countdown-nano"
 STATE: dict[str, Any] = {"plugins": {}, "tasks": {}, "production": {}, "components": {}}

@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from rlsdk.cli import root
 from rlsdk.config import check
 from rlsdk.errors import ConfigError, RunError
+from rlsdk.runs.resuming import prepare_folder
 from rlsdk.sweeps import running, tournament
 from rlsdk.sweeps.running import (
     Interrupted,
@@ -31,7 +32,6 @@ from rlsdk.sweeps.running import (
     train_all,
 )
 from rlsdk.sweeps.runs import SweepRun, sweep_of
-from rlsdk.trainer.resuming import prepare_folder
 
 MODEL = Path(__file__).parents[2] / "examples" / "models" / "countdown-nano"
 CONFIG = {

@@ -23,8 +23,10 @@ from rlsdk.learners import group
 from rlsdk.learners.apart import start_learner
 from rlsdk.readiness.checks import examine
 from rlsdk.runlog.observers import Observers
-from rlsdk.trainer import assembly, record, run
-from rlsdk.trainer.resuming import prepare_folder
+from rlsdk.runs import record
+from rlsdk.runs.resuming import prepare_folder
+from rlsdk.trainer import assembly, run
+from rlsdk.two_process import programs
 
 MODEL = Path(__file__).parents[2] / "examples" / "models" / "countdown-nano"
 
@@ -53,12 +55,12 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         pytest.fail("Ray would have been started")
 
-    for module in (record, run):
+    for module in (record, programs):
         monkeypatch.setattr(module, "ray_cluster", fail)
 
 
 @pytest.mark.usefixtures("no_ray")
-@pytest.mark.parametrize("start", [run.run, run.train_apart], ids=["both", "train"])
+@pytest.mark.parametrize("start", [run.run, programs.train_apart], ids=["both", "train"])
 def test_no_training_starts_on_a_disk_that_is_too_small(
     plan: Callable[..., Plan], start: Callable[[Plan], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,7 +71,7 @@ def test_no_training_starts_on_a_disk_that_is_too_small(
 
 
 @pytest.mark.usefixtures("no_ray")
-@pytest.mark.parametrize("start", [run.run, run.train_apart], ids=["both", "train"])
+@pytest.mark.parametrize("start", [run.run, programs.train_apart], ids=["both", "train"])
 def test_no_training_starts_on_a_gpu_that_torch_has_no_code_for(
     plan: Callable[..., Plan], start: Callable[[Plan], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,7 +184,7 @@ def test_the_learner_takes_memory_of_a_shared_gpu_once_the_engines_have_theirs(
 
 
 @pytest.mark.usefixtures("no_ray")
-@pytest.mark.parametrize("start", [run.run, run.train_apart], ids=["both", "train"])
+@pytest.mark.parametrize("start", [run.run, programs.train_apart], ids=["both", "train"])
 def test_a_resumed_run_without_steps_left_starts_nothing_and_keeps_its_summary(
     plan: Callable[..., Plan], start: Callable[..., Any]
 ) -> None:
@@ -201,4 +203,4 @@ def test_a_resumed_run_without_steps_left_starts_nothing_and_keeps_its_summary(
 @pytest.mark.usefixtures("no_ray")
 def test_two_programs_need_weights_that_outlive_their_transfer(plan: Callable[..., Plan]) -> None:
     with pytest.raises(ConfigError, match=r"rollout\.weight_transfer: 'core/gloo' sends weights while engines receive"):
-        run.train_apart(plan("placement.ray=auto", "rollout.weight_transfer=gloo"))
+        programs.train_apart(plan("placement.ray=auto", "rollout.weight_transfer=gloo"))

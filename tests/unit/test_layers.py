@@ -79,7 +79,7 @@ def contracts() -> dict[str, Any]:
                 *("tool_parsers", "transfers", "workflows"),
             },
         ),
-        ("heavy", {"cluster", "engines", "environments", "learners", "trainer", "workers"}),
+        ("heavy", {"cluster", "engines", "environments", "learners", "trainer", "two_process", "workers"}),
     ],
 )
 def test_each_room_is_held_by_a_contract_or_named_here(contract: str, others: set[str]) -> None:

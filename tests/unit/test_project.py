@@ -26,9 +26,9 @@ import rlsdk
 from rlsdk.cli import root
 from rlsdk.components import component_of
 from rlsdk.errors import EXTRAS
+from rlsdk.runs.changes import HARMLESS
 from rlsdk.testing.conformance import Check
 from rlsdk.testing.subject import Subject
-from rlsdk.trainer.changes import HARMLESS
 from tests.unit.documented import commands
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -36,8 +36,8 @@ from rlsdk.contracts.rollouts import (
 from rlsdk.errors import ConfigError, EngineError, RunError
 from rlsdk.rollout.scheduler import RolloutScheduler
 from rlsdk.rollout.staleness import StalenessPolicy
-from rlsdk.trainer.two_process.actor import ExplorerActor, ExplorerSetup
-from rlsdk.trainer.two_process.agreement import (
+from rlsdk.two_process.actor import ExplorerActor, ExplorerSetup
+from rlsdk.two_process.agreement import (
     PeerInfo,
     TrainerPresence,
     differences,
@@ -45,7 +45,7 @@ from rlsdk.trainer.two_process.agreement import (
     named,
     spawn_named,
 )
-from rlsdk.trainer.two_process.remote import ExplorerRegistry, RemoteExplorer, added, joined
+from rlsdk.two_process.remote import ExplorerRegistry, RemoteExplorer, added, joined
 from tests.rollout.bench import Bench
 from tests.trainer.fakes import make_plan
 

@@ -33,7 +33,7 @@ from rlsdk.runlog.logs import log_to
 from rlsdk.runlog.observers import Observers
 from rlsdk.trainer.assembly import explorer_on, train_tasks
 from rlsdk.trainer.explorer import Explorer
-from rlsdk.trainer.two_process.agreement import PeerInfo, disagreement, living_trainers, until_gone
+from rlsdk.two_process.agreement import PeerInfo, disagreement, living_trainers, until_gone
 
 log = logging.getLogger(__name__)
 Settled = Sequence[tuple[Sequence[int], Sequence[TaskStatus]]]

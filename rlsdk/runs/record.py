@@ -32,8 +32,8 @@ from rlsdk.runlog.metrics import recorded
 from rlsdk.runlog.observers import Observers
 from rlsdk.runlog.report import draw_curves, print_report, write_summary
 from rlsdk.runlog.store import Address, RolloutStore
-from rlsdk.trainer.rehearsal import Rehearsal
-from rlsdk.trainer.resuming import prepare_folder
+from rlsdk.runs.rehearsal import Rehearsal
+from rlsdk.runs.resuming import prepare_folder
 
 log = logging.getLogger(__name__)
 

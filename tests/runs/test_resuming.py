@@ -24,10 +24,10 @@ from rlsdk.readiness.base_models import fingerprints
 from rlsdk.readiness.data_files import data_fingerprints
 from rlsdk.runlog.observers import Observers
 from rlsdk.runlog.store import DATABASE, Address, RolloutStore
+from rlsdk.runs.changes import HARMLESS, settings_of
+from rlsdk.runs.record import RunRecord
+from rlsdk.runs.resuming import Prepared, check_resumed, finished_before, prepare_folder
 from rlsdk.trainer import Trainer
-from rlsdk.trainer.changes import HARMLESS, settings_of
-from rlsdk.trainer.record import RunRecord
-from rlsdk.trainer.resuming import Prepared, check_resumed, finished_before, prepare_folder
 from tests.trainer.fakes import MODEL, FakeLearner, ScriptedRollouts, make_plan
 
 OBSERVER = "import rlsdk\n\n@rlsdk.hookimpl\ndef rlsdk_step_end(step):\n    pass\n"

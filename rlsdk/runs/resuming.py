@@ -38,7 +38,7 @@ from rlsdk.runlog.folder import (
 from rlsdk.runlog.metrics import METRICS, garbled_lines, lines_up_to
 from rlsdk.runlog.report import SUMMARY
 from rlsdk.runlog.store import DATABASE, damage_of, set_aside
-from rlsdk.trainer.changes import (
+from rlsdk.runs.changes import (
     KEPT,
     Difference,
     check_code,

@@ -26,8 +26,8 @@ from rlsdk.contracts.rollouts import (
 )
 from rlsdk.errors import RlsdkError, RunError
 from rlsdk.rollout.scheduler import RolloutScheduler
-from rlsdk.trainer.two_process.actor import ExplorerAnswer, WeightUpdate
-from rlsdk.trainer.two_process.agreement import PeerInfo, TrainerPresence, named, spawn_named
+from rlsdk.two_process.actor import ExplorerAnswer, WeightUpdate
+from rlsdk.two_process.agreement import PeerInfo, TrainerPresence, named, spawn_named
 from rlsdk.types import Group, Task
 from rlsdk.workers.orders import MOST_REASONS
 

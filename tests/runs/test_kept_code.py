@@ -14,8 +14,8 @@ import rlsdk
 from rlsdk.checkpoints.checkpoint import SECTIONS, Checkpoints
 from rlsdk.config import check
 from rlsdk.errors import PluginError
-from rlsdk.trainer.changes import differences
-from rlsdk.trainer.resuming import prepare_folder
+from rlsdk.runs.changes import differences
+from rlsdk.runs.resuming import prepare_folder
 
 SCRIPT = """\
 import rlsdk
