@@ -76,6 +76,21 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Exclude what tests have imported since, such as torch and transformers, from garbage collection as well."""
+    global MODULES
+    yield
+    if nextitem is not None and nextitem.path != item.path and len(sys.modules) > MODULES + 200:
+        gc.collect()
+        gc.freeze()
+        MODULES = len(sys.modules)
+
+
+MODULES = 0
+"""Number of modules whose objects are excluded from garbage collection."""
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses by marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
