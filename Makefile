@@ -3,7 +3,7 @@
 PYTHON ?= python3
 SEED ?= 0
 KILLS ?= 300
-JOBS ?= 3
+JOBS ?= 4
 VENV := .venv
 BIN := $(VENV)/bin
 NANO_frozen_lake := --largest 3 --layers 3 --hidden 64 --heads 2 --intermediate 128
@@ -64,13 +64,13 @@ configuration: $(STAMP)  ## write docs/configuration.md, docs/rlsdk.schema.json 
 	@$(BIN)/python tools/docs_configuration.py
 
 # Types and documentation are checked beside the tests: on two cores, no part then waits for another.
-test: $(STAMP)  ## everything but whole training runs, the real Ray, vLLM and DeepSpeed included (JOBS=3)
+test: $(STAMP)  ## everything but whole training runs, the real Ray, vLLM and DeepSpeed included (JOBS=4)
 	@$(MAKE) --no-print-directory lint layers
 	@$(MAKE) --no-print-directory -j 3 types docs tests
 
 # One OpenMP thread for each process: tests start several at once, and waiting threads spin. Tests are dealt out by file,
 # those of the engines and of the learners by folder, since they share processes; those that start the stack come last
-# (tests/conftest.py). Three processes keep two cores busy: a third of their time is waiting, for processes or for limits.
+# (tests/conftest.py). Four processes keep two cores busy: half of their time is waiting, for processes or for limits.
 tests: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow and not gpu" -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 20
 
