@@ -24,6 +24,8 @@ MEASURED = (
 """Rates that can be measured in a run."""
 WARM_UP = 3
 """Number of first steps to skip, which compilation and first allocations distort."""
+CERTAIN = 4
+"""Standard errors from zero at which a batch's fixed seconds count as measured; slow steps are no normal noise."""
 LEARNER = ("logprobs", "credit", "update")
 """Phases of the learner."""
 
@@ -66,8 +68,10 @@ def measure(folder: Path, defaults: Rates) -> MeasuredRun:
 
     An engine's seconds per decode step and per sequence are taken from the run's log. If they were not logged, they are
     fitted to the decode steps, tokens and engine seconds of each training step. The learner's rates are fitted to
-    trained tokens and the seconds of its phases. Both include prompt processing. In a synchronous run, a batch's time
-    outside the engines counts as scoring; time outside all phases counts as the learner's.
+    trained tokens and the seconds of its phases. Steps with nearly equal numbers of tokens do not show what a step
+    without any would take; all the learner's seconds then count as per token. Both include prompt processing. In a
+    synchronous run, a batch's time outside the engines counts as scoring; time outside all phases counts as the
+    learner's.
 
     Args:
         folder: Folder of the run.
@@ -136,6 +140,8 @@ def _learner_rates(lines: Sequence[Mapping[str, Any]], trained: np.ndarray, rank
     """Return the default rates with those of the learner and of syncs measured; `trained`: tokens, float `[steps]`."""
     learning = np.sum([_column(lines, f"time/{phase}") for phase in LEARNER], axis=0)
     fixed, per_token = fit(np.ones(len(lines)), trained, learning)
+    if fixed < CERTAIN * _intercept_error(trained, learning - fixed - per_token * trained):
+        fixed, per_token = fit(np.zeros(len(lines)), trained, learning)
     sync = _column(lines, "time/sync")
     rest = _column(lines, "time/step") - learning - sync - _column(lines, "time/produce")
     one_sync = float(sync[sync > 0].mean()) if sync.any() else 0.0
@@ -147,6 +153,14 @@ def _learner_rates(lines: Sequence[Mapping[str, Any]], trained: np.ndarray, rank
         sync_seconds=max(0.0, one_sync - defaults.weights_bytes / bandwidth),
         bandwidth=bandwidth,
     )
+
+
+def _intercept_error(x: np.ndarray, residuals: np.ndarray) -> float:
+    """Return the standard error of the intercept of a line fitted to points at `x`; all arrays are float `[n]`."""
+    n, variation = len(x), float(((x - x.mean()) ** 2).sum())
+    if n < 3 or not variation:
+        return np.inf
+    return float(np.sqrt((residuals @ residuals) / (n - 2) * (x @ x) / (n * variation)))
 
 
 def fit(first: np.ndarray, second: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:

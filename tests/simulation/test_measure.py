@@ -115,6 +115,23 @@ def test_a_spread_that_is_given_keeps_the_measured_median(run: Path) -> None:
     assert set(wider.draw(np.random.default_rng(0), 3)) == {round(found.median)}
 
 
+def test_steps_of_nearly_equal_tokens_do_not_tell_what_a_step_without_any_takes(run: Path) -> None:
+    draw, lines = (
+        np.random.default_rng(0),
+        [json.loads(each) for each in (run / "metrics.jsonl").read_text().split("\n") if each],
+    )
+    for spread, fixed, error in ((0.03, 0.0, 1e-9), (0.5, TRUE.learner_seconds, 0.15)):
+        for line in lines[1:]:
+            tokens = 2000 * (1 + spread * draw.uniform(-1, 1))
+            update = TRUE.learn(tokens, 2) * (1 + 0.03 * draw.standard_normal())
+            line |= {"rollouts/tokens": tokens, "groups/trained": 1.0, "time/update": update}
+            line["time/step"] = line["time/produce"] + update + TRUE.sync_seconds
+        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        rates = measure(run, Rates(weights_bytes=0.0)).rates
+        assert rates.learner_seconds == pytest.approx(fixed, abs=error)
+        assert rates.learn(2000, 2) == pytest.approx(TRUE.learn(2000, 2), rel=0.03)  # where it was measured
+
+
 def test_what_was_trained_again_is_part_of_what_the_learner_did(run: Path) -> None:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for line in lines[1:]:
