@@ -131,7 +131,7 @@ def train(
         else contextlib.nullcontext() as begun,  # concurrently with the imports of this process
     ):
         with importing():
-            from rlsdk.runs.resuming import check_resumed
+            from rlsdk.opening.resuming import check_resumed
             from rlsdk.trainer.run import run
 
             plan = (check_resumed if resumes else check)(config, settings, files)

@@ -17,10 +17,10 @@ import attrs
 
 from rlsdk.config import Plan, check, read
 from rlsdk.errors import ConfigError
+from rlsdk.opening.changes import differences, settings_of
 from rlsdk.runlog.files import read_json
 from rlsdk.runlog.metrics import read_metrics
 from rlsdk.runlog.report import SUMMARY
-from rlsdk.runs.changes import differences, settings_of
 from rlsdk.storage.location import is_url
 
 LONGEST_NAME = 80

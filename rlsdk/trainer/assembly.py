@@ -24,13 +24,13 @@ from rlsdk.engines.starting import exchanged_adapter, restart_engine, start_engi
 from rlsdk.errors import ConfigError
 from rlsdk.isolation.watching import stage
 from rlsdk.learners.apart import DividedLearnerGroup, start_learner
+from rlsdk.opening.rehearsal import Rehearsal, rehearse
 from rlsdk.readiness.checks import examine
 from rlsdk.readiness.memory import gpu_shortages
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.mixture import Source, TaskStreams
 from rlsdk.rollout.stream import SampledStream, TaskStream, opened
 from rlsdk.runlog.observers import Observers
-from rlsdk.runs.rehearsal import Rehearsal, rehearse
 from rlsdk.seeds import derive
 from rlsdk.serving.context import context_of
 from rlsdk.trainer.explorer import Explorer

@@ -11,10 +11,10 @@ from rich.console import Console
 from rlsdk.cluster.template import Template, template
 from rlsdk.config import Plan, Source, check
 from rlsdk.isolation.process import sigterm_as_interrupt
+from rlsdk.opening.record import open_run
+from rlsdk.opening.resuming import check_resumed, finished_before
 from rlsdk.plurals import counted
 from rlsdk.runlog.logs import log_console
-from rlsdk.runs.record import open_run
-from rlsdk.runs.resuming import check_resumed, finished_before
 from rlsdk.trainer.assembly import examined, started, steps_of
 from rlsdk.trainer.observing import ShowSamples
 from rlsdk.trainer.trainer import Trainer

@@ -24,13 +24,13 @@ from rlsdk.errors import RunError, ScoringError
 from rlsdk.fields import FORWARD
 from rlsdk.isolation.process import settle, sigterm_as_interrupt
 from rlsdk.loops.signals import handled
+from rlsdk.opening.record import RunRecord, open_run
+from rlsdk.opening.resuming import check_resumed
 from rlsdk.plurals import counted
 from rlsdk.readiness.base_models import fingerprints
 from rlsdk.readiness.data_files import data_fingerprints
 from rlsdk.rollout.staleness import StalenessPolicy
 from rlsdk.rollout.step_batch import StepBatch, apply_filters, labels, pack, produce
-from rlsdk.runs.record import RunRecord, open_run
-from rlsdk.runs.resuming import check_resumed
 from rlsdk.scoring.outcome import check_budget
 from rlsdk.trainer.assembly import examined, started, steps_of
 from rlsdk.trainer.callbacks import Callback, LeavingNodes, Metrics, checked_callbacks, standard_callbacks

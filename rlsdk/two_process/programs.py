@@ -22,11 +22,11 @@ from rlsdk.errors import RunError
 from rlsdk.isolation.watching import stage
 from rlsdk.learners.apart import start_learner
 from rlsdk.loops.signals import handled
+from rlsdk.opening.record import RunRecord, open_run
 from rlsdk.readiness.checks import machine, space
 from rlsdk.readiness.disk import estimate
 from rlsdk.rollout.generator import first_error
 from rlsdk.runlog.logs import log_console, log_to
-from rlsdk.runs.record import RunRecord, open_run
 from rlsdk.trainer.assembly import examined, steps_of
 from rlsdk.trainer.interactive import run_async
 from rlsdk.trainer.run import finished

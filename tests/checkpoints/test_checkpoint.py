@@ -13,7 +13,7 @@ import pytest
 from rlsdk.checkpoints.checkpoint import EXPORT, LEARNER, SECTIONS, Checkpoints
 from rlsdk.errors import CheckpointError, LearnerError
 from rlsdk.learners.checkpoint import hash_files, write_manifest
-from rlsdk.runs.record import _explained
+from rlsdk.opening.record import _explained
 
 STATE: dict[str, Any] = {name: {} for name in SECTIONS}
 

@@ -11,10 +11,10 @@ from click.testing import CliRunner
 
 from rlsdk.cli import root
 from rlsdk.cli.eval import _prepare
+from rlsdk.opening.changes import KEPT
+from rlsdk.opening.resuming import _keep_config
 from rlsdk.recipes import catalogue
 from rlsdk.runlog import trackers
-from rlsdk.runs.changes import KEPT
-from rlsdk.runs.resuming import _keep_config
 from tests.trainer.fakes import make_plan
 
 

@@ -17,8 +17,8 @@ from rlsdk.contracts import Roles, TrainBatch
 from rlsdk.errors import CheckpointError, LearnerError, OptionError, RunError
 from rlsdk.learners.deepspeed import DeepSpeedLearner
 from rlsdk.marks import optimizer
+from rlsdk.opening.changes import settings_of
 from rlsdk.plugins import Plugins, load
-from rlsdk.runs.changes import settings_of
 from tests.learners.full_gradients import check_steps_are_torchs
 from tests.learners.test_learner import everything, halves, poisoned, same, spec
 

@@ -19,11 +19,11 @@ from rlsdk.checkpoints.checkpoint import SECTIONS, Checkpoints
 from rlsdk.cli import root
 from rlsdk.config import check
 from rlsdk.evaluation import models
+from rlsdk.opening import record
+from rlsdk.opening.resuming import prepare_folder
 from rlsdk.runlog import actors
 from rlsdk.runlog.folder import held
 from rlsdk.runlog.store import Address, RolloutStore
-from rlsdk.runs import record
-from rlsdk.runs.resuming import prepare_folder
 from rlsdk.serving import debug
 from rlsdk.trainer import run
 

@@ -26,9 +26,9 @@ from rlsdk.checkpoints.mirror import Mirror, local_copy, mirrored
 from rlsdk.checkpoints.serve import CheckpointReader
 from rlsdk.config import Plan, check
 from rlsdk.errors import CheckpointError, ConfigError, DamagedCheckpointError, RunError
+from rlsdk.opening import record as training_run
 from rlsdk.runlog.folder import MARKER, mark
 from rlsdk.runlog.store import DATABASE
-from rlsdk.runs import record as training_run
 from rlsdk.storage import copies, uploader
 from rlsdk.storage import remote as remote_files
 from rlsdk.storage.copies import Copy

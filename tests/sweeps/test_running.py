@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from rlsdk.cli import root
 from rlsdk.config import check
 from rlsdk.errors import ConfigError, RunError
-from rlsdk.runs.resuming import prepare_folder
+from rlsdk.opening.resuming import prepare_folder
 from rlsdk.sweeps import running, tournament
 from rlsdk.sweeps.running import (
     Interrupted,

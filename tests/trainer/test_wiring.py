@@ -21,10 +21,10 @@ from rlsdk.engines import starting as engine_starting
 from rlsdk.errors import ConfigError, EnvironmentFault
 from rlsdk.learners import group
 from rlsdk.learners.apart import start_learner
+from rlsdk.opening import record
+from rlsdk.opening.resuming import prepare_folder
 from rlsdk.readiness.checks import examine
 from rlsdk.runlog.observers import Observers
-from rlsdk.runs import record
-from rlsdk.runs.resuming import prepare_folder
 from rlsdk.trainer import assembly, run
 from rlsdk.two_process import programs
 

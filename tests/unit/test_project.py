@@ -26,7 +26,7 @@ import rlsdk
 from rlsdk.cli import root
 from rlsdk.components import component_of
 from rlsdk.errors import EXTRAS
-from rlsdk.runs.changes import HARMLESS
+from rlsdk.opening.changes import HARMLESS
 from rlsdk.testing.conformance import Check
 from rlsdk.testing.subject import Subject
 from tests.unit.documented import commands
@@ -279,6 +279,14 @@ def test_no_file_names_a_workplace():
     texts = {path: path.read_bytes() for path in paths if path.is_file() and path.stat().st_size < 2**20}
     private = re.compile(rb"(?<![\w.])/(?:work|root|home/\w+|opt/(?:pypi|wheels)[\w-]*)/")
     assert [path.name for path, text in texts.items() if private.search(text)] == []
+
+
+def test_no_module_is_ignored_by_git():
+    command = ["git", "ls-files", "--others", "--ignored", "--exclude-standard", "--", "rlsdk/**.py", "tests/**.py"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    assert listed.stdout.split() == []
 
 
 def test_the_changelog_takes_every_fragment(tmp_path):

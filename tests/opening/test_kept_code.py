@@ -14,8 +14,8 @@ import rlsdk
 from rlsdk.checkpoints.checkpoint import SECTIONS, Checkpoints
 from rlsdk.config import check
 from rlsdk.errors import PluginError
-from rlsdk.runs.changes import differences
-from rlsdk.runs.resuming import prepare_folder
+from rlsdk.opening.changes import differences
+from rlsdk.opening.resuming import prepare_folder
 
 SCRIPT = """\
 import rlsdk

@@ -20,13 +20,13 @@ from rlsdk.checkpoints.checkpoint import SECTIONS, Checkpoints
 from rlsdk.config import Plan, check
 from rlsdk.errors import CheckpointError, ConfigError, PluginError, RlsdkError
 from rlsdk.learners.checkpoint import write_manifest
+from rlsdk.opening.changes import HARMLESS, settings_of
+from rlsdk.opening.record import RunRecord
+from rlsdk.opening.resuming import Prepared, check_resumed, finished_before, prepare_folder
 from rlsdk.readiness.base_models import fingerprints
 from rlsdk.readiness.data_files import data_fingerprints
 from rlsdk.runlog.observers import Observers
 from rlsdk.runlog.store import DATABASE, Address, RolloutStore
-from rlsdk.runs.changes import HARMLESS, settings_of
-from rlsdk.runs.record import RunRecord
-from rlsdk.runs.resuming import Prepared, check_resumed, finished_before, prepare_folder
 from rlsdk.trainer import Trainer
 from tests.trainer.fakes import MODEL, FakeLearner, ScriptedRollouts, make_plan
 

@@ -10,7 +10,7 @@ import pytest
 
 from rlsdk.config import Plan, check
 from rlsdk.errors import ConfigError
-from rlsdk.runs.rehearsal import Rehearsal, rehearse
+from rlsdk.opening.rehearsal import Rehearsal, rehearse
 from rlsdk.trainer.assembly import train_tasks
 from rlsdk.trainer.run import run
 

@@ -21,6 +21,15 @@ from rlsdk.config.paths import working_folder_note
 from rlsdk.config.tree import normalise
 from rlsdk.errors import ConfigError
 from rlsdk.learners.checkpoint import find_other_settings, ranks_of
+from rlsdk.opening.changes import (
+    KEPT,
+    Difference,
+    check_code,
+    differences,
+    kept_files,
+    left_out,
+    replaced_code,
+)
 from rlsdk.plugins import short_name
 from rlsdk.plurals import counted
 from rlsdk.readiness.base_models import changed_models
@@ -38,15 +47,6 @@ from rlsdk.runlog.folder import (
 from rlsdk.runlog.metrics import METRICS, garbled_lines, lines_up_to
 from rlsdk.runlog.report import SUMMARY
 from rlsdk.runlog.store import DATABASE, damage_of, set_aside
-from rlsdk.runs.changes import (
-    KEPT,
-    Difference,
-    check_code,
-    differences,
-    kept_files,
-    left_out,
-    replaced_code,
-)
 
 TEMPLATE = "chat_template.jinja"
 """File with the text of a chat template from a file, below the code that a run keeps."""

@@ -22,6 +22,8 @@ from rlsdk.cluster.watched import watching
 from rlsdk.config import Plan
 from rlsdk.errors import RunError, described
 from rlsdk.isolation.reaper import reaped
+from rlsdk.opening.rehearsal import Rehearsal
+from rlsdk.opening.resuming import prepare_folder
 from rlsdk.reporting.report import try_report
 from rlsdk.rollout.generator import first_error
 from rlsdk.runlog import actors
@@ -32,8 +34,6 @@ from rlsdk.runlog.metrics import recorded
 from rlsdk.runlog.observers import Observers
 from rlsdk.runlog.report import draw_curves, print_report, write_summary
 from rlsdk.runlog.store import Address, RolloutStore
-from rlsdk.runs.rehearsal import Rehearsal
-from rlsdk.runs.resuming import prepare_folder
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""A run around its training: opening its folder, resuming, checking changed settings, rehearsing its rewards."""
