@@ -122,16 +122,21 @@ def require_trusted(
     Args:
         file: File of the configuration.
         tree: The configuration.
-        plugins: Files of plugins given by the user; they replace those of the same name.
+        plugins: Files of plugins given by the user; they replace those of the same name, and whatever the configuration
+            names in them is trusted.
         named: Configuration given by the user.
         advice: Why the code would be executed, and what to do.
 
     Raises:
         ConfigError: Lists the code.
     """
-    trusted = set(named_code(named).values())
+    trusted, files = set(named_code(named).values()), {Path(each).absolute() for each in plugins}
     found = named_code({**tree, "plugins": other_plugins(tree, plugins)})
-    faults = [f"{_described(*each)} was not in what you gave" for each in found.items() if each[1] not in trusted]
+    faults = [
+        f"{_described(path, value)} was not in what you gave"
+        for path, value in found.items()
+        if value not in trusted and Path(value.rpartition(":")[0]).absolute() not in files
+    ]
     if faults:
         raise ConfigError([f"{file}: {advice}", *faults])
 

@@ -84,7 +84,8 @@ def _with_home(value: Any) -> Any:
 def plain(value: Any) -> Any:
     """Convert a configuration to plain values; marked objects become text."""
     if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
+        # Numbers stay numbers, as in a file; options of environments have some as keys.
+        return {k if isinstance(k, str | int | float) else str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [plain(v) for v in value]
     return value if isinstance(value, str | int | float | bool | None) else repr(value)

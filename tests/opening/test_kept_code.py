@@ -23,7 +23,7 @@ import rlsdk
 LIMIT = 3
 
 @rlsdk.reward("short")
-def short(rollout, *, limit=LIMIT):
+def short(rollout, *, limit=LIMIT, bonus: dict[int, float] | None = None):
     return float(len(rollout.response) < limit)
 
 @rlsdk.policy_loss("soft")
@@ -87,6 +87,15 @@ def test_the_kept_configuration_names_the_objects_and_is_the_same_training(monke
     again = check("runs/kept/config.yaml")
     assert again.code == plan.code
     assert [part.reference.name for part in again.rewards] == [part.reference.name for part in plan.rewards]
+    assert (differences(again), differences(plan)) == ([], [])
+
+
+def test_numbers_as_keys_of_an_option_stay_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = lab(SCRIPT, monkeypatch)
+    plan = check(config(module, reward={"use": module.short, "bonus": {0: 0.5, 3: 1.0}}))
+    begin(plan)
+    again = check("runs/kept/config.yaml")
+    assert again.rewards[0].reference.options["bonus"] == {0: 0.5, 3: 1.0}
     assert (differences(again), differences(plan)) == ([], [])
 
 

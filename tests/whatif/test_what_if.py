@@ -250,6 +250,17 @@ def test_code_that_the_folder_names_is_not_executed_unless_the_user_gives_it(tmp
     assert answer(run, "--plugin", str(file), "--reward", "evil/worse")["sign_changes"] == 5
 
 
+def test_a_plugin_that_the_user_gives_may_also_be_named_by_its_functions(tmp_path: Path) -> None:
+    file = tmp_path / "handy.py"
+    file.write_text(
+        f"{LAB}\n\ndef double(number: int) -> int:\n    'Return twice the number.'\n    return 2 * number\n"
+    )
+    tools = {"use": "tools", "tools": [f"{file}:double"], "parser": "hermes"}
+    run = make_run(tmp_path / "made", workflow=tools, plugins=[str(file)])
+    assert "workflow.tools[0]" in invoke(run, "--filter", "none").output
+    assert answer(run, "--plugin", str(file), "--filter", "none")
+
+
 def test_a_missing_folder_or_store_is_reported(tmp_path: Path) -> None:
     assert "not the folder of a run" in invoke(tmp_path).output
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(CONFIG))
