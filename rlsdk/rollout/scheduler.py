@@ -312,14 +312,12 @@ class RolloutScheduler:
             again = self._ledger.records(source, *first, TaskStatus.ABORTED, TaskStatus.INIT)[:wanted] if wanted else []
             for i in range(wanted):
                 fresh = i >= len(again)
-                self._start(self._ledger.issue(source, *self._streams[source].draw()) if fresh else again[i])
-
-    def _start(self, record: TaskRecord) -> None:
-        self._ledger.move(record, TaskStatus.RUNNING)
-        running = asyncio.get_running_loop().create_task(self._run(record))
-        self._running.add(running)
-        # Not inside the task, since a task cancelled before its first turn never runs.
-        running.add_done_callback(functools.partial(self._ended, record))
+                record = self._ledger.issue(source, *self._streams[source].draw()) if fresh else again[i]
+                self._ledger.move(record, TaskStatus.RUNNING)
+                running = asyncio.get_running_loop().create_task(self._run(record))
+                self._running.add(running)
+                # Not inside the task, since a task cancelled before its first turn never runs.
+                running.add_done_callback(functools.partial(self._ended, record))
 
     async def _run(self, record: TaskRecord) -> tuple[TaskStatus, Group]:
         group = await self._make(record)

@@ -277,7 +277,14 @@ class RemoteClient:
         except (LookupError, TypeError, AttributeError) as error:
             raise EngineError(f"{self._url}/completions: its answer is not a completion: {found!r:.{_MOST}}") from error
         reason: Finish = finish if finish in ("stop", "length", "abort") else "stop"
-        ids = self._ids(choice, text, reason)
+        given = choice.get("token_ids")
+        if isinstance(given, list) and all(type(i) is int for i in given):
+            ids = np.array(given, np.int64)
+        else:
+            self.notes["the server returns no token ids: its text is tokenised here, possibly not as sampled"] = None
+            ids = self._codec.encode(text)
+            if reason == "stop" and self._codec.end is not None:
+                ids = np.append(ids, self._codec.end)
         if len(logprobs) != len(ids) or None in logprobs:
             self.notes["the server returns no logprobs: they are set to 0"] = None
             logprobs = [0.0] * len(ids)
@@ -291,15 +298,6 @@ class RemoteClient:
             finish=reason,
         )
         return Answer(completion, self._codec.decode([ids])[0])
-
-    def _ids(self, choice: Mapping[str, Any], text: str, finish: Finish) -> np.ndarray:
-        ids = choice.get("token_ids")
-        if isinstance(ids, list) and all(type(i) is int for i in ids):
-            return np.array(ids, np.int64)
-        self.notes["the server returns no token ids: its text is tokenised here, possibly not as sampled"] = None
-        end = self._codec.end
-        made = self._codec.encode(text)
-        return np.append(made, end) if finish == "stop" and end is not None else made
 
     async def _name(self) -> str:
         if self._model:

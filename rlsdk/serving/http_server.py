@@ -245,18 +245,16 @@ class Endpoint:
                 code="rollout_ended",
             )
         routes, refused = mounted
+        answer = routes.get(f"{request.method} /{path.removeprefix('v1/')}") if path.startswith("v1/") else None
         try:
-            return await self._routed(request, path, routes)
+            if answer is None:
+                offered = ", ".join(each.replace(" /", " …/v1/") for each in routes)
+                unknown = f"there is no {request.method} …/{path}; available: {offered}"
+                raise APIError(unknown, status=404, code="not_found")
+            return await answer(await read_json(request) if request.method == "POST" else None)
         except APIError as refusal:
             refused(refusal)
             raise
-
-    async def _routed(self, request: web.Request, path: str, routes: Routes) -> HttpReply:
-        answer = routes.get(f"{request.method} /{path.removeprefix('v1/')}") if path.startswith("v1/") else None
-        if answer is None:
-            offered = ", ".join(each.replace(" /", " …/v1/") for each in routes)
-            raise APIError(f"there is no {request.method} …/{path}; available: {offered}", status=404, code="not_found")
-        return await answer(await read_json(request) if request.method == "POST" else None)
 
 
 _ENDPOINTS: dict[asyncio.AbstractEventLoop, asyncio.Task[Endpoint]] = {}

@@ -232,7 +232,12 @@ class Recorder:
         if parent is not None:
             chat = parent.chat.branch()
             for message in history[_answered(history) :]:
-                _say(chat, asked.as_message(message))
+                said = asked.as_message(message)
+                if said.role == "tool":
+                    chat.tool_result(said.text, said.name, said.tool_call_id)
+                else:
+                    # As the agent wrote them, and as any server renders them: consecutive messages are not merged.
+                    chat.say(said.content, cast("Role", said.role), joined=False)
             try:
                 await chat.tokenize()
                 new_rollout = chat.begins_new_rollout
@@ -342,14 +347,6 @@ def _answered(messages: Sequence[ChatMessage]) -> int:
 def _key(asked: ChatCompletionRequest, messages: Sequence[ChatMessage]) -> tuple[Any, ...]:
     tools = json.dumps([dict(tool) for tool in asked.tools] if asked.calling else [], sort_keys=True)
     return tools, tuple(message.key for message in messages)
-
-
-def _say(chat: TokenChat, message: Message) -> None:
-    if message.role == "tool":
-        chat.tool_result(message.text, message.name, message.tool_call_id)
-    else:
-        # As the agent wrote them, and as any server renders them: consecutive messages are not merged.
-        chat.say(message.content, cast("Role", message.role), joined=False)
 
 
 def _without(rollout: Rollout, shared: int, metrics: Mapping[str, float]) -> Rollout:

@@ -109,7 +109,10 @@ def _opening(
     try:
         offered = asked.tools if asked.calling and not plain and codec.renderer.shows_tools(asked.tools) else ()
         if asked.calling and not offered:
-            conversation = _introduced(conversation, dialect.introduce(asked.tools))
+            introduction = dialect.introduce(asked.tools)
+            if conversation[0].role == "system":
+                introduction = f"{conversation.pop(0).text}\n{introduction}"
+            conversation.insert(0, Message("system", introduction))
         # Messages are data, whether written by an agent, a tool or a web page. A prefill is the agent's own request, as
         # in `chat.sample`, and may contain control tokens such as `<think>`.
         kept = len(conversation) - bool(asked.prefill)
@@ -280,13 +283,6 @@ def _shown(message: Message, codec: ChatTokenizer, dialect: Dialect) -> Message:
         return message
     written = dialect.write([(call.name, call.arguments) for call in message.tool_calls])
     return attrs.evolve(message, content="\n".join(filter(None, [message.text, written])), tool_calls=())
-
-
-def _introduced(messages: list[Message], introduction: str) -> list[Message]:
-    """Describe tools that the template does not show in the system message."""
-    if messages[0].role == "system":
-        return [Message("system", f"{messages[0].text}\n{introduction}"), *messages[1:]]
-    return [Message("system", introduction), *messages]
 
 
 def _arguments(call: Call, asked: ChatCompletionRequest) -> Mapping[str, Any] | None:

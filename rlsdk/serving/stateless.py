@@ -186,7 +186,13 @@ class EngineService:
         try:
             answer: Answer = await client.sample(request)
         except Exception as error:
-            raise _failed(error) from error
+            cause = cause_of(error)
+            if isinstance(cause, ValueFault):  # the engine rejected this request, but is alive
+                raise APIError(str(cause)) from error
+            if isinstance(cause, RlsdkError):
+                raise cause from error
+            # The traceback of the engine's process stays in the log.
+            raise EngineError(f"{type(cause).__name__}; see the log") from error
         return answer
 
 
@@ -253,11 +259,3 @@ class _TextReplies:
     def _usage(self, answers: Sequence[Answer]) -> dict[str, int]:
         sampled = sum(len(answer.completion.token_ids) for answer in answers)
         return tokens_used(sum(map(len, self._prompts)), sampled)
-
-
-def _failed(error: Exception) -> Exception:
-    """Convert an engine's error to an error for the client; the traceback of its process stays in the log."""
-    cause = cause_of(error)
-    if isinstance(cause, ValueFault):  # the engine rejected this request, but is alive
-        return APIError(str(cause))
-    return cause if isinstance(cause, RlsdkError) else EngineError(f"{type(cause).__name__}; see the log")

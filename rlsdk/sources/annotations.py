@@ -60,8 +60,12 @@ def annotated_tasks(
         people = ", ".join(sorted({each.by for each in everyone}))
         raise DataError(f"{', '.join(paths)}: there are no annotations by {', '.join(by)}; there are some by {people}")
     wanted = [each for each in made if _split(str(each.task.get("id")), held_out) == split]
-    ways = {"pairs": lambda: _pairs(wanted), "edits": lambda: _edits(wanted)}
-    tasks = list(ways.get(take, lambda: _scored(wanted, passing, labels or {}))())
+    if take == "pairs":
+        tasks = list(_pairs(wanted))
+    elif take == "edits":
+        tasks = list(_edits(wanted))
+    else:
+        tasks = list(_scored(wanted, passing, labels or {}))
     if not tasks:
         held = ", ".join(f"{count} of kind {kind}" for kind, count in Counter(a.kind for a in wanted).items()) or "none"
         raise DataError(
@@ -104,16 +108,11 @@ def _edits(made: Sequence[Annotation]) -> Iterator[Task]:
         if (rollout.id, annotation.value) in seen:  # two people wrote the same text
             continue
         seen.add((rollout.id, annotation.value))
-        shown = _corrected(rollout.answer, annotation.value)
+        shown: Any = annotation.value
+        if not isinstance(rollout.answer, str):  # messages: the text replaces the policy's last one
+            own = max(i for i, message in enumerate(rollout.answer) if message["role"] == "assistant")
+            shown = [*rollout.answer[:own], {"role": "assistant", "content": annotation.value}]
         yield _task(annotation, f"{rollout.id[:8]}-{annotation.id[:4]}", demonstration=shown)
-
-
-def _corrected(answer: Any, text: str) -> Any:
-    """Return an answer, or messages up to the policy's last one, with its text replaced."""
-    if isinstance(answer, str):
-        return text
-    last = max(i for i, message in enumerate(answer) if message["role"] == "assistant")
-    return [*answer[:last], {"role": "assistant", "content": text}]
 
 
 def _scored(made: Sequence[Annotation], passing: float, labels: Mapping[str, float]) -> Iterator[Task]:

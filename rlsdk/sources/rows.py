@@ -12,7 +12,7 @@ import attrs
 
 from rlsdk.errors import ValueFault
 from rlsdk.messages import IMAGE, content_of
-from rlsdk.types import Content, Message, Role, Task
+from rlsdk.types import Message, Role, Task
 
 IMAGES = ("images", "image")
 """Columns in which veRL's and TRL's data sets hold the images of placeholders in the prompt."""
@@ -141,7 +141,9 @@ class RowReader:
         found = {field: _value(row, place) for field, place in places.items() if place}
         metadata = {key: value for key, value in row.items() if key not in places.values()}
         prompt = _prompt(found["prompt"], str(places["prompt"]), is_text)
-        if (column := next((name for name in IMAGES if name in row), None)) and _names_an_image(prompt):
+        column = next((name for name in IMAGES if name in row), None)
+        texts = [prompt] if isinstance(prompt, str) else [message.content for message in prompt]
+        if column and any(isinstance(text, str) and IMAGE in text for text in texts):
             raise BadRowError(
                 f"{places['prompt']} has the placeholder <image>, but the column {column!r} is not read: images are "
                 "parts of a message's content (docs/howto/vision.md)"
@@ -155,11 +157,6 @@ class RowReader:
             metadata=metadata,
             source=_text(found["source"], places["source"]) if "source" in found else source,
         )
-
-
-def _names_an_image(prompt: str | tuple[Message, ...]) -> bool:
-    texts = [prompt] if isinstance(prompt, str) else [each.content for each in prompt]
-    return any(isinstance(text, str) and IMAGE in text for text in texts)
 
 
 def _value(row: Mapping[str, Any], place: str) -> Any:
@@ -212,13 +209,6 @@ def _holds_messages(text: str) -> bool:
     return all(isinstance(each, dict) and {"role", "content"} <= set(each) for each in found)
 
 
-def _parts(value: str | Sequence[Any], place: str) -> Content:
-    try:
-        return content_of(value)
-    except ValueFault as error:
-        raise BadRowError(f"{place}: {error}") from error
-
-
 def _message(value: Any, place: str) -> Message:
     if not isinstance(value, Mapping) or not {"role", "content"} <= set(value):
         raise BadRowError(f"expected a message with role and content in {place}, got {reprlib.repr(value)}")
@@ -228,8 +218,10 @@ def _message(value: Any, place: str) -> Message:
     if not isinstance(content, list | tuple):
         content = _text(content, f"{place}.content")
     try:
-        return Message.from_json({**value, "content": _parts(content, f"{place}.content")})
-    except BadRowError:
-        raise
+        parts = content_of(content)
+    except ValueFault as error:
+        raise BadRowError(f"{place}.content: {error}") from error
+    try:
+        return Message.from_json({**value, "content": parts})
     except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise BadRowError(f"{place}.tool_calls: expected a list of calls in OpenAI's format: {error}") from error

@@ -92,15 +92,11 @@ class Agent:
     async def run(self, task: Task, chat: Chat) -> Sequence[Rollout]:
         """Run the agent against an endpoint."""
         how = {"dialect": self._dialect, "max_turns": self.max_turns, "max_tokens": self.max_tokens}
-        return await attended(chat, lambda served: self._call(task, served), name=self.agent, **how)
 
-    async def _call(self, task: Task, served: Served) -> Any:
-        """Run the agent and return its result.
+        def call(served: Served) -> Awaitable[Any]:
+            return call_within(self.timeout, self._threads, self._agent, task, served.base_url, served.api_key)
 
-        Raises:
-            LateError: The agent exceeded its time limit.
-        """
-        return await call_within(self.timeout, self._threads, self._agent, task, served.base_url, served.api_key)
+        return await attended(chat, call, name=self.agent, **how)
 
 
 async def attended(
