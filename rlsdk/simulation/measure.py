@@ -25,7 +25,7 @@ MEASURED = (
 WARM_UP = 3
 """Number of first steps to skip, which compilation and first allocations distort."""
 CERTAIN = 4
-"""Standard errors from zero at which a batch's fixed seconds count as measured; slow steps are no normal noise."""
+"""Standard errors from zero at which a batch's fixed seconds count as measured: one slow step deceives a lower one."""
 LEARNER = ("logprobs", "credit", "update")
 """Phases of the learner."""
 
