@@ -6,6 +6,7 @@ import hmac
 import ipaddress
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import attrs
@@ -61,9 +62,11 @@ class ServerOptions:
         """
         try:
             family, _, _, _, address = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
-            taken = socket.socket(family, socket.SOCK_STREAM)
-            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            taken.bind(address)
+            with ExitStack() as unless_bound:
+                taken = unless_bound.enter_context(socket.socket(family, socket.SOCK_STREAM))
+                taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                taken.bind(address)
+                unless_bound.pop_all()
         except OSError as error:
             reason = error.strerror or error
             raise EnvironmentFault(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import json
 import sys
+import warnings
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -268,3 +270,14 @@ def test_an_open_address_requires_a_key_and_a_taken_one_is_reported_at_once():
         with pytest.raises(EnvironmentFault, match="--port"):
             ServerOptions(port=taken.getsockname()[1]).bind()
     assert "sesame" not in repr(ServerOptions(api_key="sesame"))
+
+
+def test_an_address_that_cannot_be_bound_leaves_no_socket_open():
+    with ServerOptions(port=0).bind() as taken, warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        taken.listen()
+        for _ in range(2):
+            with pytest.raises(EnvironmentFault):
+                ServerOptions(port=taken.getsockname()[1]).bind()
+        gc.collect()
+    assert not [each for each in warned if each.category is ResourceWarning and "socket" in str(each.message)]
