@@ -41,7 +41,10 @@ class _Node:
     @property
     def path(self) -> list[_Node]:
         """Return the nodes from this one back to the conversation's first answer."""
-        return [self, *(self.parent.path if self.parent else ())]
+        nodes = [self]
+        while (parent := nodes[-1].parent) is not None:  # not by recursion, which ends after some 1,000 answers
+            nodes.append(parent)
+        return nodes
 
 
 @attrs.frozen(eq=False)

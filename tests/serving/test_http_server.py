@@ -6,10 +6,11 @@ import asyncio
 import base64
 import copy
 import json
+import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import httpx
@@ -26,7 +27,7 @@ from rlsdk.rollout.chat import Prompt, RolloutContext, TokenChat
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.generator import RolloutGenerator
 from rlsdk.serving.http_server import MAX_BODY
-from rlsdk.serving.recording import Recorder
+from rlsdk.serving.recording import Recorder, _Node
 from rlsdk.testing import ScriptedPolicy
 from rlsdk.tool_calls import Dialect
 from rlsdk.types import Image, Message, Rollout, Task
@@ -469,6 +470,15 @@ def test_a_stream_that_is_left_just_when_its_answer_is_complete_is_recorded_once
 
     (rollout,) = asyncio.run(run())
     assert sampled(chatml(), rollout) == "three<|im_end|>"
+
+
+def test_a_conversation_may_have_more_answers_than_python_nests_calls():
+    first = _Node(chat=cast("Any", None), parent=None, length=0, serial=0)
+    last = first
+    for serial in range(1, sys.getrecursionlimit() + 1):
+        last = _Node(chat=cast("Any", None), parent=last, length=0, serial=serial)
+    path = last.path
+    assert path[0] is last and path[-1] is first and len(path) == sys.getrecursionlimit() + 1
 
 
 def test_a_prefill_is_continued_and_not_trained_on():
