@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import attrs
@@ -76,10 +77,14 @@ class ChatCompletionRequest(GenerationRequest):
         """Total number of characters in all messages."""
         return sum(len(message.content) for message in self.messages)
 
+    @cached_property
+    def _tool_names(self) -> Mapping[str, str]:
+        """Name of the tool of each call in the conversation, by the call's id."""
+        return {call.id: call.name for message in self.messages for call in message.calls}
+
     def as_message(self, message: ChatMessage) -> Message:
         """Convert a message for the renderer; a tool result gets its tool's name from the call that it answers."""
-        names = {call.id: call.name for each in self.messages for call in each.calls}
-        name = (message.name or names.get(message.call_id, "")) if message.role == "tool" else ""
+        name = (message.name or self._tool_names.get(message.call_id, "")) if message.role == "tool" else ""
         calls = [ToolCall(call.name, _arguments(call.arguments), call.id) for call in message.calls]
         return Message(
             message.role,

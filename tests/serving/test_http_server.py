@@ -27,7 +27,9 @@ from rlsdk.rollout.chat import Prompt, RolloutContext, TokenChat
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.generator import RolloutGenerator
 from rlsdk.serving.http_server import MAX_BODY
+from rlsdk.serving.messages import ChatMessage, ChatToolCall
 from rlsdk.serving.recording import Recorder, _Node
+from rlsdk.serving.wire import ChatCompletionRequest
 from rlsdk.testing import ScriptedPolicy
 from rlsdk.tool_calls import Dialect
 from rlsdk.types import Image, Message, Rollout, Task
@@ -479,6 +481,27 @@ def test_a_conversation_may_have_more_answers_than_python_nests_calls():
         last = _Node(chat=cast("Any", None), parent=last, length=0, serial=serial)
     path = last.path
     assert path[0] is last and path[-1] is first and len(path) == sys.getrecursionlimit() + 1
+
+
+def test_converting_a_conversation_reads_its_calls_once_not_once_for_each_message():
+    class Counted(tuple[Any, ...]):
+        __slots__ = ()
+
+        def __iter__(self) -> Any:
+            read.append(self)
+            return super().__iter__()
+
+    read: list[Any] = []
+    told = []
+    for i in range(30):
+        told += [
+            ChatMessage("assistant", "", cast("Any", Counted([ChatToolCall(f"c{i}", f"tool_{i}", "{}")]))),
+            ChatMessage("tool", "3", call_id=f"c{i}"),
+        ]
+    asked = ChatCompletionRequest(messages=tuple(told))
+    converted = [asked.as_message(message) for message in asked.messages]
+    assert [message.name for message in converted[1::2]] == [f"tool_{i}" for i in range(30)]
+    assert len(read) == 60  # each once for the names, and once for its own message
 
 
 def test_a_prefill_is_continued_and_not_trained_on():
