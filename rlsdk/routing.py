@@ -137,14 +137,15 @@ def replay_fault(model: Any) -> str:
     kind = type(model).__name__
     routers = routers_of(model)
     if not routers:
-        return f"a {kind} has no expert routers that transformers marks as such"
+        return f"a {kind} has no expert routers that transformers marks as such; choose another model"
     for layer, router in routers.items():
         mode = _Router(router.num_experts, router.top_k, None)
         states = torch.empty(1, model.config.get_text_config().hidden_size, dtype=model.dtype, device="meta")
         with torch.no_grad(), mode:
             router.forward(states)
         if mode.experts is None:
-            return f"the routers of a {kind} ({type(router).__name__}, layer {layer}) do not choose experts by topk"
+            routers_are = f"the routers of a {kind} ({type(router).__name__}, layer {layer})"
+            return f"{routers_are} do not choose experts by topk; choose another model"
     return ""
 
 
