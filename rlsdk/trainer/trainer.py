@@ -495,22 +495,28 @@ class Trainer:
         if self._ended_early:
             self.interrupted = self._ended_early = False
         try:
-            summary = run_async(self.train_async(), interrupt)
-        except BaseException as error:
-            if self.record is not None:
-                self.record.failure = self.record.failure or error  # a second one only refuses to train
-            raise
+            return run_async(self.train_async(), interrupt)
         finally:
             self._ended_early = self.interrupted
-        if self.record is not None:
-            self.record.finish(summary, self.samples)
-        return summary
 
     async def train_async(self) -> dict[str, Any]:
         """Train as `train` does, in the running event loop."""
-        self.check_usable()
-        if self.record is not None:
-            self.record.begin()
+        record = self.record
+        try:
+            self.check_usable()
+            if record is not None:
+                record.begin()
+            summary = await self._train_with_callbacks()
+        except BaseException as error:
+            if record is not None:
+                cause = KeyboardInterrupt() if isinstance(error, asyncio.CancelledError) else error
+                record.failure = record.failure or cause  # a second one only refuses to train
+            raise
+        if record is not None:
+            record.finish(summary, self.samples)
+        return summary
+
+    async def _train_with_callbacks(self) -> dict[str, Any]:
         await self.restore()
         async with AsyncExitStack() as ends:
             for callback in self.callbacks:

@@ -119,7 +119,7 @@ async def _train(record: RunRecord, found: Layout) -> None:
             await rollouts.start()
             trainer = Trainer.of_run(record, rollouts, learner, steps)
             rollouts.interrupt, rollouts.ending = trainer.interrupt, lambda: trainer.interrupted
-            record.finish(await trainer.train_async(), trainer.samples)
+            await trainer.train_async()
             status = record.summary["status"]
         finally:
             learner.stop()

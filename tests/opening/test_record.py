@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -110,9 +111,10 @@ def test_a_second_training_by_hand_is_marked_running_and_reports_its_own_failure
     assert (summary["status"], state and state.ended) == ("failed", "failed")
 
 
-@pytest.mark.parametrize("caught", [KeyboardInterrupt, RunError])
+@pytest.mark.parametrize("train", [Trainer.train, lambda trainer: asyncio.run(trainer.train_async())])
+@pytest.mark.parametrize("caught", [KeyboardInterrupt, asyncio.CancelledError, RunError])
 def test_a_run_whose_training_failed_has_failed_even_if_its_script_catches_the_error(
-    caught: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    caught: type[BaseException], train: Callable[[Trainer], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Failing(Trainer):
         async def update(self, *_: Any) -> dict[str, float]:
@@ -126,11 +128,22 @@ def test_a_run_whose_training_failed_has_failed_even_if_its_script_catches_the_e
         trainer.record = run
         for _ in range(2):  # the second call only says that the trainer cannot go on
             with pytest.raises((caught, RunError)):
-                trainer.train()
+                train(trainer)
     summary, state = json.loads((plan.folder / "summary.json").read_text()), read_status(plan.folder)
-    assert summary["error"].startswith("interrupted" if caught is KeyboardInterrupt else "the learner is gone")
-    status = "interrupted" if caught is KeyboardInterrupt else "failed"
+    assert summary["error"].startswith("the learner is gone" if caught is RunError else "interrupted")
+    status = "failed" if caught is RunError else "interrupted"
     assert (summary["status"], state and state.ended) == (status, status)
+
+
+def test_a_training_in_a_running_event_loop_leaves_its_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "ray_cluster", lambda _, **__: contextlib.nullcontext(0))
+    plan = make_plan(tmp_path, steps=1)
+    with opened(plan) as run:
+        run.by_hand = True
+        trainer = Trainer(plan, rollouts=ScriptedRollouts(plan), learner=FakeLearner())
+        trainer.record = run
+        asyncio.run(trainer.train_async())
+        assert json.loads((plan.folder / "summary.json").read_text())["status"] == "finished"
 
 
 def test_a_run_whose_training_failed_and_then_succeeded_has_finished(
