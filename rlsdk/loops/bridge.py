@@ -190,7 +190,7 @@ class UserLoop:
     async def answer(self) -> None:
         """Return once this loop responds; immediately if it has not started."""
         if self._loop is not None and not self._closed:
-            await self.run(_nothing)
+            await self.run(lambda: asyncio.sleep(0))
 
     async def run(self, work: Callable[[], Awaitable[T]]) -> T:
         """Await `work()` on this loop; call it from another loop.
@@ -250,7 +250,3 @@ class UserLoop:
                     runner.run(self._stop.wait())
                 except BaseException:  # a SystemExit in a task that nobody awaits; others continue
                     log.exception("a task of user code stopped the event loop of user code; it is running again")
-
-
-async def _nothing() -> None:
-    """Return at the loop's next iteration."""

@@ -76,7 +76,12 @@ class LocalMaker:
         """See `GroupMaker.make`."""
         async with asyncio.TaskGroup() as running:
             task = running.create_task(self._group(order))
-            greedy = running.create_task(self._greedy(order)) if order.baseline else None
+            greedy = None
+            if order.baseline:  # the greedy answer, whose reward is the baseline
+                sampling = attrs.evolve(self.context.sampling, temperature=0.0)
+                context = attrs.evolve(self.context, sampling=sampling)
+                answering = self.generators["evaluation"].group(order.task, context, 1, f"{order.key} greedy")
+                greedy = running.create_task(answering)
         group = task.result()
         if greedy is None:
             return MadeGroup(group)
@@ -95,12 +100,6 @@ class LocalMaker:
             context = attrs.evolve(context, sampling=order.sampling)
         generator = self.generators[order.role]
         return await generator.group(order.task, context, order.size, order.key, order.step, order.before)
-
-    async def _greedy(self, order: GroupOrder) -> Group:
-        """Sample the answer whose reward is the baseline."""
-        sampling = attrs.evolve(self.context.sampling, temperature=0.0)
-        context = attrs.evolve(self.context, sampling=sampling)
-        return await self.generators["evaluation"].group(order.task, context, 1, f"{order.key} greedy")
 
     def held(self) -> AbstractAsyncContextManager[None]:
         """See `GroupMaker.held`."""
