@@ -7,6 +7,7 @@ import logging
 import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -437,14 +438,17 @@ class ChatTokenizer:
         return tuple(s for s in stops if ids[s] is None), tuple(dict.fromkeys((*given, *ends)))
 
     def _as_one_token(self, text: str) -> int | None:
-        if text not in self._single:
-            ids = self.tokenizer(text, add_special_tokens=False).input_ids
-            added = getattr(self.tokenizer, "added_tokens_encoder", {})
-            vocabulary = self.tokenizer.get_vocab()
-            # Only a token that no other token contains: '>' may hide inside '</a>' or '>>'
-            alone = len(ids) == 1 and (text in added or sum(text in token for token in vocabulary) == 1)
-            self._single[text] = ids[0] if alone else None
-        return self._single[text]
+        with suppress(KeyError):
+            return self._single[text]
+        ids = self.tokenizer(text, add_special_tokens=False).input_ids
+        added = getattr(self.tokenizer, "added_tokens_encoder", {})
+        vocabulary = self.tokenizer.get_vocab()
+        # Only a token that no other token contains: '>' may hide inside '</a>' or '>>'
+        alone = len(ids) == 1 and (text in added or sum(text in token for token in vocabulary) == 1)
+        if len(self._single) >= _KEPT_TEXTS:  # clients of a server may send ever new stop strings
+            self._single.clear()
+        found = self._single[text] = ids[0] if alone else None
+        return found
 
     @staticmethod
     def _array(ids: Any) -> np.ndarray:

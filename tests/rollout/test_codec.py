@@ -36,3 +36,11 @@ def test_the_tokens_of_a_long_text_are_not_kept() -> None:
     codec = ChatTokenizer(nano.make_tokenizer(100))
     codec.encode("7" * 5_000)
     assert not codec._kept
+
+
+def test_stop_strings_are_remembered_for_a_limited_number_of_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec_module, "_KEPT_TEXTS", 3)
+    codec = ChatTokenizer(nano.make_tokenizer(100))
+    stops = [f"stop {i}" for i in range(8)]
+    assert codec.split_stops(stops)[0] == tuple(stops)
+    assert len(codec._single) <= 3
