@@ -72,7 +72,7 @@ def plan(out: Path, model: str) -> list[Step]:
         Step(
             "tests",
             "`pytest -m gpu tests/gpu`",
-            (sys.executable, "-m", "pytest", "-m", "gpu", "-q", str(ROOT / "tests" / "gpu")),
+            (sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-rs", str(ROOT / "tests" / "gpu")),
             300,
         ),
         Step(
@@ -168,6 +168,9 @@ def tables(out: Path, steps: Sequence[Step], rows: dict[str, dict[str, Any]]) ->
         memory = f"{row['peak_gpu_mib']} MiB" if row.get("peak_gpu_mib") else ""
         used = f"{memory} | {row.get('gpu_processes') or ''}"
         lines.append(f"| {step.name} | {step.about} | {row['status']} | {row['seconds']} | {used} |")
+    log = (out / "tests.log").read_text().splitlines() if (out / "tests.log").exists() else []
+    if found := [line for line in log if line.startswith("SKIPPED") or " passed" in line or " failed" in line]:
+        lines += ["", "## GPU tests, and why some were skipped", "", "```", *found, "```"]
     lines += _attention(out / "attention.json")
     lines += ["", "## Times by phase", "", "| run | phase | median seconds of a step |", "|---|---|---|"]
     for name in ("sync", "apart", "ours"):

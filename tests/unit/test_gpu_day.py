@@ -121,6 +121,12 @@ def test_tables_take_figures_from_runs_and_leave_out_half_lines(tmp_path: Path) 
     assert "| ours | a curve of rlsdk | not run |" in page
 
 
+def test_tables_say_which_gpu_tests_were_skipped(tmp_path: Path) -> None:
+    told = ["SKIPPED [2] tests/gpu/test_sleep.py:7: needs two GPUs", "12 passed, 2 skipped in 41.02s"]
+    (tmp_path / "tests.log").write_text("\n".join(["..ss", *told]))
+    assert "\n".join(["```", *told, "```"]) in DAY["tables"](tmp_path, DAY["plan"](tmp_path, "model"), {})
+
+
 def test_attention_is_timed_and_its_table_is_written(tmp_path: Path) -> None:
     small = ["--device", "cpu", "--tokens", "300", "--rounds", "1"]
     ATTENTION["main"](["--out", str(tmp_path / "attention.json"), *small])
