@@ -55,22 +55,19 @@ def copies(remote: RemoteFolder) -> dict[int, Copy]:
     steps = sorted(int(m[1]) for name in remote.names("checkpoints") if (m := _MANIFEST.fullmatch(name)))
     found = {}
     for step in steps:
-        copy = _read(remote, step)
-        if copy is not None:
-            found[step] = copy
+        name = _manifest(step)
+        content = remote.read(name)
+        if content is None:  # the run that writes there has deleted it since it was listed
+            continue
+        try:
+            manifest: dict[str, Any] = json.loads(content)
+            if int(manifest["format"]) != FORMAT:
+                raise CheckpointError(other_format(f"{remote.url}/{name}", manifest["format"], FORMAT))
+            files = {str(file): int(size) for file, size in manifest["files"].items()}
+            found[step] = Copy(int(manifest["step"]), files, str(manifest["id"]))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            log.warning("%s/%s is not a manifest, and its checkpoint is ignored: %s", remote.url, name, error)
     return found
-
-
-def _read(remote: RemoteFolder, step: int) -> Copy | None:
-    name = _manifest(step)
-    try:
-        manifest: dict[str, Any] = json.loads(remote.read(name) or b"")
-        if int(manifest["format"]) != FORMAT:
-            raise CheckpointError(other_format(f"{remote.url}/{name}", manifest["format"], FORMAT))
-        return Copy(int(manifest["step"]), {str(k): int(v) for k, v in manifest["files"].items()}, str(manifest["id"]))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        log.warning("%s/%s is not a manifest, and its checkpoint is ignored: %s", remote.url, name, error)
-        return None
 
 
 def publish(remote: RemoteFolder, copy: Copy) -> None:

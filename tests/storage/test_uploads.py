@@ -802,3 +802,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Downloads lie in a folder of the test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     yield
+
+
+def test_a_checkpoint_that_is_deleted_while_copies_are_listed_is_left_out_without_a_warning(memory, caplog):
+    class Listed(RemoteFolder):
+        def names(self, below: str = "") -> dict[str, int]:  # as they were before the run deleted the first one
+            return {f"checkpoints/step-{step}.json": 1 for step in (1, 2)}
+
+    remote = Listed(memory)
+    copies.publish(remote, Copy(2, {"step-2/x": 1}))
+    assert list(copies.copies(remote)) == [2]
+    assert not caplog.records
