@@ -99,6 +99,7 @@ def test_a_worker_has_the_imports_of_its_role_and_all_that_its_caller_gave(
 
 
 @pytest.mark.stack
+@pytest.mark.slow
 def test_without_its_template_a_worker_is_a_process_like_any_other(tmp_path: Path) -> None:
     with template(plan()) as python:
         pass

@@ -300,6 +300,7 @@ def test_an_engine_that_starts_on_a_draining_node_is_started_elsewhere_without_c
     asyncio.run(go())
 
 
+@pytest.mark.slow
 def test_a_replacement_that_ray_places_on_a_dead_node_is_no_further_death(cluster: None) -> None:
     from ray.core.generated.common_pb2 import ActorDiedErrorContext
     from ray.exceptions import ActorDiedError

@@ -27,7 +27,8 @@ def environment(install, tmp_path_factory) -> dict[str, str]:
     made, folder = install(PLUGIN), tmp_path_factory.mktemp("agents")
     pip = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check", "--no-deps", "--target"]
     subprocess.run([*pip, str(folder), "openai-agents==0.24.0"], check=True)
-    return {**made, "PYTHONPATH": os.pathsep.join([made["PYTHONPATH"], str(folder)])}
+    path = os.pathsep.join([made["PYTHONPATH"], str(folder)])
+    return {**made, "PYTHONPATH": path, "PYTEST_ADDOPTS": ""}  # those of the outer pytest
 
 
 def test_the_tests_of_the_plugin_pass_where_the_library_is(environment):

@@ -599,7 +599,7 @@ def plain_states(net: Any, batch: TrainBatch, temperature: float) -> dict[str, n
         (2, {}),
         (2, {"lora": LORA}),
         pytest.param(2, {"lora": LORA, "tensor_parallel": 2}, marks=pytest.mark.slow),
-        (2, {"tensor_parallel": 2}),
+        pytest.param(2, {"tensor_parallel": 2}, marks=pytest.mark.slow),
         pytest.param(2, {"context_parallel": 2}, marks=pytest.mark.slow),
     ],
 )
