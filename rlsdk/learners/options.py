@@ -146,7 +146,9 @@ class LearnerOptions(ABC):
             if getattr(self, option) is not None and option not in shared:
                 kinds = " or ".join(name for name, options in readers.items() if option in options)
                 raise ValueError(f"{option} belongs to schedule: {kinds}; got schedule: {self.schedule_name}")
-            if getattr(self, option) is not None and option in self.schedule.options:
+        usual = {field.name: field.default for field in attrs.fields(type(self))}
+        for option in shared:
+            if getattr(self, option) != usual[option] and option in self.schedule.options:
                 raise OptionError("learner", [(f"schedule.{option}", f"given twice: learner.{option} is the same")])
         given = {name: getattr(self, name) for name in shared}
         self._rate = load("lr_schedule", self.schedule.name, **{**given, **self.schedule.options})

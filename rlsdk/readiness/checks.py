@@ -380,18 +380,26 @@ def _warmup_faults(plan: Plan, steps: int | None) -> list[PlanFinding]:
 
 
 def _schedule_faults(plan: Plan, steps: int | None) -> list[PlanFinding]:
-    """Report a learning-rate schedule that fails at the first or the last optimiser step of the policy."""
-    learner, trained = plan.plugins.resolve(plan.learner), (steps or 0) - plan.config.critic.warmup_steps
-    if not isinstance(learner, TransformersLearner) or trained <= 0:
+    """Report learning-rate schedules that fail at the first or the last optimiser step of the policy or the critic."""
+    if not steps:
         return []
-    updates = trained * plan.config.updates
-    factor = learner.rate_factor(updates)
-    try:
-        for done in (min(learner.warmup_steps, updates - 1), updates - 1):
-            factor(done)
-    except RlsdkError as error:
-        return [PlanFinding("learner.schedule", str(error))]
-    return []
+    trained = [("learner.schedule", plan.learner, steps - plan.config.critic.warmup_steps)]
+    if plan.algorithm.critic:
+        apart = plan.apart.get("critic", plan.learner)
+        trained.append((f"{'critic.' if apart != plan.learner else ''}learner.schedule", apart, steps))
+    faults: dict[str, PlanFinding] = {}
+    for path, reference, count in trained:
+        learner = plan.plugins.resolve(reference)
+        if not isinstance(learner, TransformersLearner) or count <= 0:
+            continue
+        updates = count * plan.config.updates
+        factor = learner.rate_factor(updates)
+        try:
+            for done in (min(learner.warmup_steps, updates - 1), updates - 1):
+                factor(done)
+        except RlsdkError as error:
+            faults.setdefault(path, PlanFinding(path, str(error)))
+    return list(faults.values())
 
 
 def _part_notes(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -154,6 +154,14 @@ def test_a_schedule_of_a_plugin_is_tried_at_the_first_and_the_last_step(
     assert "lr_schedule 'falls' returned -1.0 for step 9 of 10; expected the share of the peak" in fault
     (fault,) = said("falls/falls", "steps=1", "passes=1", "minibatches=3")
     assert "division by zero" in fault
+    critics = (
+        "algorithm=ppo",
+        "critic.ranks=1",
+        "critic.learner={use: deepspeed, schedule: {use: falls/falls, end: -1}}",
+    )
+    made = plan(*settings, *critics, "steps=2", plugins=(tmp_path / "falls.py",))
+    (found,) = [each for each in examine(made, starts=False).faults if each.path.endswith("schedule")]
+    assert found.path == "critic.learner.schedule" and "returned -1.0 for step 11 of 12" in found.message
 
 
 KL = ("algorithm={use: grpo, kl: k3, kl_coef: 0.1}",)

@@ -640,12 +640,14 @@ class TestSchedule:
             factor(5)
 
     def test_options_of_a_built_in_one_are_the_learners_unless_it_has_its_own(self) -> None:
-        given = {"use": "wsd", "decay_steps": 10, "decay_shape": "sqrt"}
-        own = rate(given, 4, 0.2, 100)
+        given = {"use": "wsd", "decay_steps": 10, "decay_shape": "sqrt", "final_ratio": 0.2}
+        own = rate(given, 4, 0.1, 100)
         flat = rate("wsd", 4, 0.2, 100, decay_steps=10, decay_shape="sqrt")
         assert [own(k) for k in range(101)] == [flat(k) for k in range(101)]
         with pytest.raises(OptionError, match=r"schedule.decay_steps: given twice: learner.decay_steps is the"):
-            rate(given, 4, 0.2, 100, decay_steps=5)
+            rate(given, 4, 0.1, 100, decay_steps=5)
+        with pytest.raises(OptionError, match=r"schedule.final_ratio: given twice: learner.final_ratio is the same"):
+            rate(given, 4, 0.3, 100)
         with pytest.raises(OptionError, match=r"schedule.cycle: unknown option 'cycle', did you mean 'cycles'"):
             rate({"use": restarts, "cycle": 5}, 0, 0.1, 10)
 
