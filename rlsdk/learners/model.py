@@ -204,12 +204,14 @@ def load_policy(
     loaded = _load(policy_class(config), model, config, attention, checkpointing)
     if faults := policy_faults(loaded, attention):
         raise LearnerError(f"model {model.path}: {'; '.join(faults)}")
+    # Of a vision-language model, transformers may load the language model alone, whose config is a part of the other.
+    trained = next((each for each in _parts(config).values() if type(each) is type(loaded.config)), config)
     return PolicyModel(
         loaded,
         exact=model.head_dtype == "float32",
         vision=_vision(model, loaded),
         router_loss=router_loss,
-        dropouts=dropouts(config),
+        dropouts=dropouts(trained),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 import pytest
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GPT2Config
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GPT2Config, Qwen3_5Config
 
 from rlsdk.contracts import Model
 from rlsdk.learners.export import WeightExporter, copy_tokenizer, write_model
@@ -75,6 +75,17 @@ def test_the_generation_config_is_the_models_even_if_transformers_would_not_save
     else:
         assert {name: value for name, value in found.items() if name != "transformers_version"} == written
     AutoModelForCausalLM.from_pretrained(tmp_path / "export")
+
+
+def test_the_language_model_of_a_vision_model_keeps_its_dropout(tmp_path: Path):
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8, "layer_types": ["full_attention"]}
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "vocab_size": 20, **heads}
+    config = Qwen3_5Config(text_config={**sizes, "pad_token_id": 0, "attention_dropout": 0.2})
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "base")
+    config.save_pretrained(tmp_path / "base")  # that of the language model alone was saved with it
+    policy = load_policy(Model(path=str(tmp_path / "base")), "eager", checkpointing=False)
+    assert policy.model.config.attention_dropout == 0.0
+    assert policy.dropouts["", "attention_dropout"] == 0.2
 
 
 def test_the_config_keeps_its_dropout_which_the_learner_leaves_out(tmp_path: Path):
