@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 
+import psutil
 import pytest
 
 from rlsdk.loops.signals import handled, on_interrupt
@@ -32,12 +33,20 @@ def start(wait: str) -> subprocess.Popen[str]:
     return process
 
 
+def send(process: subprocess.Popen[str], number: signal.Signals) -> None:
+    """Send a signal to a process once it sleeps: Python overlooks one that comes just before it calls `sleep`."""
+    end = time.monotonic() + 30
+    while psutil.Process(process.pid).status() != psutil.STATUS_SLEEPING and time.monotonic() < end:
+        time.sleep(0.01)
+    process.send_signal(number)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_second_signal_ends_a_process_whose_loop_is_blocked(number):
     process = start("print('blocked', flush=True); time.sleep(1000)")
-    process.send_signal(number)
+    send(process, number)
     assert process.stderr.readline() == "finishing\n"  # said though the loop cannot run
-    process.send_signal(number)
+    send(process, number)
     _, errors = process.communicate(timeout=30)
     assert process.returncode != 0 and "KeyboardInterrupt" in errors
 
@@ -63,11 +72,11 @@ def test_the_third_signal_ends_even_code_that_catches_interrupts():
                 except BaseException as error:
                     print(type(error).__name__, flush=True)"""
     process = start(wait)
-    process.send_signal(signal.SIGINT)
+    send(process, signal.SIGINT)
     assert process.stderr.readline() == "finishing\n"
-    process.send_signal(signal.SIGINT)
+    send(process, signal.SIGINT)
     assert process.stdout.readline() == "KeyboardInterrupt\n"
-    process.send_signal(signal.SIGINT)
+    send(process, signal.SIGINT)
     assert process.wait(timeout=30) == 130
 
 
