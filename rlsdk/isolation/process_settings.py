@@ -30,11 +30,6 @@ def _working_folder() -> str | None:
         return None
 
 
-def _go_to(folder: str | None) -> None:
-    if folder is not None:
-        os.chdir(folder)
-
-
 def _enable_log(disabled: bool) -> None:
     for name, each in list(logging.root.manager.loggerDict.items()):
         if name.split(".")[0] == "rlsdk" and isinstance(each, logging.Logger):
@@ -111,7 +106,7 @@ _SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "whether rlsdk's loggers are disabled": (lambda: log.disabled, _enable_log),
     "closed descriptors of standard streams": (_closed_descriptors, _reopen_descriptors),
     "closed standard streams": (_closed, reopen_streams),
-    WORKING_FOLDER: (_working_folder, _go_to),
+    WORKING_FOLDER: (_working_folder, lambda before: None if before is None else os.chdir(before)),
 }
 """Name -> function that returns a setting, and function that sets it back."""
 

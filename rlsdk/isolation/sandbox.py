@@ -9,6 +9,7 @@ you can.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import marshal
 import os
@@ -133,10 +134,10 @@ def run(
     Raises:
         EnvironmentFault: The sandbox could not be built, or did not answer.
     """
-    with tempfile.TemporaryDirectory(prefix="rlsdk-code-") if isolation == "none" else _Nowhere() as folder:
+    needed = isolation == "none"  # otherwise, the code writes to a file system of its own
+    with tempfile.TemporaryDirectory(prefix="rlsdk-code-") if needed else contextlib.nullcontext("") as folder:
         request = _request(code, runs, timeout, limits, folder, packages)
-        report = _served(request, timeout + _GRACE)
-    kind, ran = _read(report)
+        kind, ran = _parsed(_launch(request, timeout + _GRACE))
     if kind == "ready":
         return ran
     said = kind or "it ended, or ran out of time, before it was ready"
@@ -192,16 +193,6 @@ def _tried(prelude: str, limits: SandboxLimits, isolation: Isolation, packages: 
     return ran
 
 
-class _Nowhere:
-    """Placeholder if no folder is needed."""
-
-    def __enter__(self) -> str:
-        return ""
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
 def _request(
     code: Sequence[str], runs: Sequence[SandboxRun], timeout: float, limits: SandboxLimits, folder: str, packages: bool
 ) -> dict[str, Any]:
@@ -235,7 +226,7 @@ def _visible(extra: Sequence[str]) -> list[str]:
     return [path for path in paths if not any(Path(other) in Path(path).parents for other in paths)]
 
 
-def _served(request: dict[str, Any], seconds: float) -> bytes:
+def _launch(request: dict[str, Any], seconds: float) -> bytes:
     python = getattr(sys, "_base_executable", sys.executable)
     started = subprocess.Popen(
         [python, "-I", "-S", "-X", "utf8", "-c", _BOOT, str(_PACKAGE)],
@@ -257,7 +248,7 @@ def _served(request: dict[str, Any], seconds: float) -> bytes:
             raise
 
 
-def _read(report: bytes) -> tuple[str, list[SandboxResult]]:
+def _parsed(report: bytes) -> tuple[str, list[SandboxResult]]:
     """Parse the launcher's report: `ready`, empty or its fault, and the completely reported runs."""
     kind, found, place = "", [], 0
     while (end := report.find(b"\n", place)) >= 0:

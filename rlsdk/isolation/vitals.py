@@ -101,19 +101,13 @@ def look(processes: Sequence[Identity], *, measured: bool = True) -> list[Vitals
         processes: Processes to look at.
         measured: False to return only the states of the processes themselves, which is cheap.
     """
-    below = _children() if measured else {}
-    return [_look(each, below, measured=measured) for each in processes]
-
-
-def _children() -> dict[int, list[psutil.Process]]:
-    """Return the children of every running process, by process id."""
     import psutil  # imported here, since `rlsdk explain` imports this module without the extra `train`
 
-    found: dict[int, list[psutil.Process]] = {}
-    for each in psutil.process_iter():
+    children: dict[int, list[psutil.Process]] = {}
+    for each in psutil.process_iter() if measured else ():
         with suppress(psutil.Error):
-            found.setdefault(each.ppid(), []).append(each)
-    return found
+            children.setdefault(each.ppid(), []).append(each)
+    return [_look(process, children, measured=measured) for process in processes]
 
 
 def _look(process: Identity, children: Mapping[int, list[psutil.Process]], *, measured: bool) -> Vitals:

@@ -204,7 +204,11 @@ class Tested:
         while "called" in (reply := self._received()):
             self._write(self._called(*reply["called"]))
         for index, after in reply.get("changed", ()):
-            _overwrite(operands[index], self._decoded(after))
+            target, value = operands[index], self._decoded(after)
+            if type(target) is not type(value) or type(target) not in _MUTABLE:
+                raise TypeError("the answer changed an immutable argument")
+            target.clear()
+            target.extend(value) if isinstance(target, list) else target.update(value)
         if "raised" in reply:
             kind, given, said = reply["raised"]
             raise _RAISED[kind](*self._decoded(given)) if kind in _RAISED else RuntimeError(said)
@@ -254,14 +258,6 @@ class Tested:
         return self._far.setdefault(number, Far(self._ask, number, name))
 
 
-def _overwrite(target: Any, value: Any) -> None:
-    """Update a test's argument with the changes that the answer made to it."""
-    if type(target) is not type(value) or type(target) not in _MUTABLE:
-        raise TypeError("the answer changed an immutable argument")
-    target.clear()
-    target.extend(value) if isinstance(target, list) else target.update(value)
-
-
 class AnswerServer:
     """Serves requests of the tests' process with the answer's module."""
 
@@ -290,9 +286,17 @@ class AnswerServer:
         return reply
 
     def _do(self, do: str, operands: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        space = vars(self._module)
         if do == "names":
-            return {name: vars(self._module)[name] for name in operands if name in vars(self._module)}
-        return _function(self._module, *operands) if do == "function" else _DO[do](*operands, **named)
+            return {name: space[name] for name in operands if name in space}
+        if do != "function":
+            return _DO[do](*operands, **named)
+        (name,) = operands
+        if callable(found := getattr(self._module, name, None)):
+            return found
+        if isinstance(solution := getattr(self._module, "Solution", None), type):  # as on LeetCode
+            return getattr(solution(), name)
+        raise NameError(f"there is no function {name!r}, and no class Solution with this method")
 
     def _raised(self, error: BaseException) -> tuple[str, Any, str]:
         """Return an exception's class name, the arguments to create it again, and its text.
@@ -345,14 +349,3 @@ class AnswerServer:
         line = json.dumps(reply).encode() + b"\n"
         while line:
             line = line[os.write(self._replies, line) :]
-
-
-def _function(module: ModuleType, name: str) -> Callable[..., Any]:
-    """Return a function of the module, or a method of a new `Solution`, as on LeetCode."""
-    found: Any = getattr(module, name, None)
-    if callable(found):
-        return found  # type: ignore[no-any-return]
-    if isinstance(solution := getattr(module, "Solution", None), type):
-        method: Callable[..., Any] = getattr(solution(), name)
-        return method
-    raise NameError(f"there is no function {name!r}, and no class Solution with this method")

@@ -58,7 +58,13 @@ def close(visible: list[str], disk: int, was_root: bool, outside: int) -> None:
     kernel.mount("tmpfs", WORK, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, f"size={disk},nr_inodes=4096,mode=1777")
     os.chdir(WORK)
     if was_root:
-        _become_nobody(self)
+        # In a user namespace of its own, so that only the sandbox's processes count towards nobody's limit.
+        os.setgroups([])
+        os.setresgid(_NOBODY, _NOBODY, _NOBODY)
+        os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+        kernel.set_dumpable(True)  # otherwise root owns the id maps
+        kernel.unshare(kernel.NEWUSER)
+        _map_ids(self, _NOBODY, _NOBODY)
     os.close(self)
     kernel.drop_capabilities()
     kernel.set_dumpable(False)
@@ -83,16 +89,6 @@ def _can_be_nobody() -> bool:
     with open("/proc/self/setgroups", encoding="ascii") as opened:
         allowed = opened.read().strip() == "allow"
     return allowed and any(first <= _NOBODY < first + count for first, _, count in ranges)
-
-
-def _become_nobody(self: int) -> None:
-    """Become the user nobody in a new user namespace, so that its processes are counted there."""
-    os.setgroups([])
-    os.setresgid(_NOBODY, _NOBODY, _NOBODY)
-    os.setresuid(_NOBODY, _NOBODY, _NOBODY)
-    kernel.set_dumpable(True)  # otherwise root owns the id maps
-    kernel.unshare(kernel.NEWUSER)
-    _map_ids(self, _NOBODY, _NOBODY)
 
 
 def _map_ids(self: int, user: int, group: int) -> None:

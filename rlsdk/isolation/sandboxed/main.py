@@ -41,7 +41,8 @@ def main() -> None:
 
     They skip the interpreter's shutdown, which touches every object and thus copies memory shared by forks.
     """
-    request = _read()
+    with open(0, "rb", closefd=False) as given:
+        request = marshal.load(given)  # from the process that started this one
     report = os.dup(1)
     try:
         (_isolated if request["isolated"] else _plain)(request, report)
@@ -52,14 +53,6 @@ def main() -> None:
 
         _send(report, "fault", traceback.format_exc().encode())
     os._exit(0)
-
-
-def _read() -> dict[str, Any]:
-    parts = []
-    while part := os.read(0, 1 << 20):
-        parts.append(part)
-    found: dict[str, Any] = marshal.loads(b"".join(parts))  # from the process that started this one
-    return found
 
 
 def _plain(request: dict[str, Any], report: int) -> None:
@@ -164,11 +157,7 @@ def _run(request: dict[str, Any], files: list[int], run: Callable[[], None]) -> 
     os.closerange(len(files), 1 << 20)
     if request["isolated"]:
         kernel.refuse_calls()
-    _limit(request["limits"], request["isolated"])
-    run()
-
-
-def _limit(limits: dict[str, Any], isolated: bool) -> None:
+    limits = request["limits"]
     chosen = {
         "CORE": 0,
         "CPU": limits["cpu"],
@@ -177,13 +166,14 @@ def _limit(limits: dict[str, Any], isolated: bool) -> None:
         "FSIZE": limits["file"],
         "NOFILE": limits["files"],
     }
-    if isolated:  # without a user namespace, all processes of this user would count
+    if request["isolated"]:  # without a user namespace, all processes of this user would count
         chosen["NPROC"] = limits["processes"] + _OURS
     for name, most in chosen.items():
         kind = getattr(resource, f"RLIMIT_{name}")
         _, hard = resource.getrlimit(kind)
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(kind, (most, most))
+    run()
 
 
 def _file(name: str, content: bytes) -> int:

@@ -71,9 +71,16 @@ def tests(todo: list[Step], names: list[str], tested: Tested, results: int) -> N
     """
     space = _module("tests", []).__dict__
     space.update(tested.names(names))
-    for index, step in enumerate(todo):
+    for index, (kind, source, arguments) in enumerate(todo):
         try:
-            found = {"value": encode(_take(step, tested, space), _kind)}
+            if kind == "call":
+                value = tested.function(source)(*arguments)
+            elif kind == "value":
+                value = eval(compile(source, "<test>", "eval", dont_inherit=True), space)  # noqa: S307 - in the sandbox
+            else:
+                exec(compile(source, "<test>", "exec", dont_inherit=True), space)  # noqa: S102 - in the sandbox
+                value = True
+            found = {"value": encode(value, _kind)}
         except BaseException as error:  # noqa: BLE001 - any exception of a test is its result
             found = {"raised": f"{type(error).__name__}: {error}"[:200]}
         line = f"{index} {json.dumps(found)}\n".encode()
@@ -93,13 +100,3 @@ def _module(name: str, code: list[str]) -> ModuleType:
         compiled = compile(part, "<answer>", "exec", dont_inherit=True)
         exec(compiled, module.__dict__)  # noqa: S102 - in the sandbox, which is made for it
     return module
-
-
-def _take(step: Step, tested: Tested, space: dict[str, Any]) -> Any:
-    kind, source, arguments = step
-    if kind == "call":
-        return tested.function(source)(*arguments)
-    if kind == "value":
-        return eval(compile(source, "<test>", "eval", dont_inherit=True), space)  # noqa: S307 - in the sandbox
-    exec(compile(source, "<test>", "exec", dont_inherit=True), space)  # noqa: S102 - in the sandbox
-    return True
