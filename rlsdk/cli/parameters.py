@@ -71,15 +71,28 @@ class SettingsCommand(click.Command):
             from rlsdk.config import Config  # only if something is wrong: some commands need no configuration
             from rlsdk.migration.recognition import hint as counterpart
 
-            settings = {field.name for field in attrs.fields(Config)}
-            known = "" if key.partition(".")[0] in settings else counterpart(key)
-            if error.option_name.startswith("--") and (
-                known or key.partition(".")[0] in settings or not error.possibilities
-            ):
+            is_setting = key.partition(".")[0] in {field.name for field in attrs.fields(Config)}
+            if not is_setting and (owners := _commands_with(error.option_name, ctx)):
+                hint = f"{error.message} It is an option of {' and '.join(owners)}."
+                raise click.NoSuchOption(error.option_name, hint, ctx=ctx) from None
+            known = "" if is_setting else counterpart(key)
+            if error.option_name.startswith("--") and (known or is_setting or not error.possibilities):
                 written = known or f": {key}=…{_written(error.option_name, given)}"
                 hint = f"{error.message} Settings have no dashes{written}"
                 raise click.NoSuchOption(error.option_name, hint, ctx=ctx) from None
             raise
+
+
+def _commands_with(option: str, ctx: click.Context) -> list[str]:
+    """Names of the other commands of the program that have an option."""
+    if ctx.parent is None or not isinstance(group := ctx.parent.command, click.Group):
+        return []
+    commands = {name: group.get_command(ctx.parent, name) for name in group.list_commands(ctx.parent)}
+    return [
+        f"`{ctx.parent.command_path} {name}`"
+        for name, command in commands.items()
+        if command is not None and any(option in parameter.opts for parameter in command.params)
+    ]
 
 
 def _written(option: str, args: Sequence[str]) -> str:

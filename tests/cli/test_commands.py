@@ -133,6 +133,13 @@ def test_settings_with_dashes_are_explained(command):
     assert "Settings have no dashes: batch_size=…" in ran.output
 
 
+def test_an_option_of_another_command_is_answered_with_that_command():
+    answered = run("explain", "a.yaml", "--resume").output
+    assert "It is an option of `rlsdk train`." in " ".join(answered.split()), answered
+    assert "have no dashes" not in answered
+    assert "Settings have no dashes: steps=…; write steps=3" in run("train", "a.yaml", "--steps", "3").output
+
+
 def test_a_mistyped_option_is_answered_with_the_option():
     assert "Did you mean '--resume'?" in run("train", "a.yaml", "--resum").output
     assert "have no dashes" not in run("train", "a.yaml", "--resum").output
