@@ -57,20 +57,16 @@ class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # Fake tensors multiply experts only in bfloat16 and in aligned sizes, unlike the kernels of a CPU.
         run = _grouped_product if func is torch.ops.aten._grouped_mm.default else func
         result = run(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor):
-                self._count(leaf.untyped_storage())
+        for storage in [leaf.untyped_storage() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]:
+            if storage in self._seen:
+                continue
+            self._seen.add(storage)
+            size = storage.nbytes()
+            weakref.finalize(storage, self.living.subtract, {self.part: size})
+            self.living[self.part] += size
+            if self.living.total() > self.peak.total():
+                self.peak = self.living.copy()
         return result
-
-    def _count(self, storage: Any) -> None:
-        if storage in self._seen:
-            return
-        size, part = storage.nbytes(), self.part
-        self._seen.add(storage)
-        weakref.finalize(storage, self.living.subtract, {part: size})
-        self.living[part] += size
-        if self.living.total() > self.peak.total():
-            self.peak = self.living.copy()
 
 
 def _grouped_product(left: Tensor, right: Tensor, ends: Tensor, *_: Any, **__: Any) -> Tensor:
@@ -104,16 +100,17 @@ def pass_memory(
         lists = [each for each in module.modules() if isinstance(each, nn.ModuleList) and len(each)]
         layers = max(lists, key=len, default=None)
         kinds = {} if layers is None else _kinds(layers)
+        run = partial(_run, module, make_rows, options, trains=trains)
         if all(len(each) <= FEW_LAYERS for each in kinds.values()):
-            return _run(module, make_rows, options, trains=trains)
+            return run()
         assert layers is not None
         few = {kind: each[: 2 if len(each) > FEW_LAYERS else len(each)] for kind, each in kinds.items()}
-        run = partial(_run_with, module, layers, make_rows=make_rows, options=options, trains=trains)
-        found = base = run(few)
+        with _only(layers, few):
+            found = base = run()
         for kind, each in kinds.items():
             if len(each) > FEW_LAYERS:
-                more = run({**few, kind: each[:3]})
-                found = found.plus(more, base, len(each) - 2)
+                with _only(layers, {**few, kind: each[:3]}):
+                    found = found.plus(run(), base, len(each) - 2)
     return found
 
 
@@ -127,23 +124,16 @@ def _kinds(layers: nn.ModuleList) -> dict[Any, list[nn.Module]]:
     return found
 
 
-def _run_with(
-    module: nn.Module,
-    layers: nn.ModuleList,
-    kept: dict[Any, list[nn.Module]],
-    make_rows: Callable[[], TokenRows],
-    options: dict[str, Any],
-    *,
-    trains: bool,
-) -> PassMemory:
-    """Run the module with some of its layers."""
-    held = list(layers)
+@contextmanager
+def _only(layers: nn.ModuleList, kept: dict[Any, list[nn.Module]]) -> Iterator[None]:
+    """Remove all other layers from a list of layers in a block."""
+    every = list(layers)
     chosen = {id(layer) for each in kept.values() for layer in each}
-    layers._modules = {str(i): layer for i, layer in enumerate(x for x in held if id(x) in chosen)}
+    layers._modules = {str(i): layer for i, layer in enumerate(x for x in every if id(x) in chosen)}
     try:
-        return _run(module, make_rows, options, trains=trains)
+        yield
     finally:
-        layers._modules = {str(i): layer for i, layer in enumerate(held)}
+        layers._modules = {str(i): layer for i, layer in enumerate(every)}
 
 
 def _run(module: nn.Module, make_rows: Callable[[], TokenRows], options: dict[str, Any], *, trains: bool) -> PassMemory:
@@ -151,9 +141,10 @@ def _run(module: nn.Module, make_rows: Callable[[], TokenRows], options: dict[st
     with _Allocations(module) as counted:
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         handles += [each.register_post_accumulate_grad_hook(_drop_gradient) for each in trained]  # type: ignore[no-untyped-call]
-        for each in module.modules():
-            if isinstance(each, Head):
-                handles += _marks_head(each, counted)
+        for head in [each for each in module.modules() if isinstance(each, Head)]:
+            begin, end = (partial(_enter, counted, part) for part in ("head", "layers"))
+            handles += [head.register_forward_pre_hook(begin), head.register_full_backward_pre_hook(begin)]
+            handles += [head.register_forward_hook(end), head.register_full_backward_hook(end)]
         with set_grad_enabled(trains):
             results = module(make_rows(), **options)
         if trains:
@@ -194,16 +185,5 @@ def _drop_gradient(parameter: Tensor) -> None:
     parameter.grad = None  # added to the gradient of the optimiser step, which is counted elsewhere
 
 
-def _marks_head(head: Head, counted: _Allocations) -> list[Any]:
-    def begin(*_: Any) -> None:
-        counted.part = "head"
-
-    def end(*_: Any) -> None:
-        counted.part = "layers"
-
-    return [
-        head.register_forward_pre_hook(begin),
-        head.register_forward_hook(end),
-        head.register_full_backward_pre_hook(begin),
-        head.register_full_backward_hook(end),
-    ]
+def _enter(counted: _Allocations, part: str, *_: Any) -> None:
+    counted.part = part  # as a hook, whose other arguments do not matter

@@ -167,22 +167,13 @@ def _read(folder: Path, rank: int) -> dict[str, Any]:
         raise DamagedCheckpointError(
             f"checkpoint {folder}: the manifest of rank {rank} cannot be read: {error}"
         ) from error
-    if not _is_manifest(content):
-        raise DamagedCheckpointError(
-            f"{path} is not a manifest: expected an object with the number of ranks under `world`, an object under "
-            f"`facts`, and names with hashes under `files`; got {json.dumps(content)[:_SHOWN]}"
-        )
-    return content
-
-
-def _is_manifest(content: Any) -> bool:
-    if not isinstance(content, dict) or type(content.get("world")) is not int or content["world"] < 1:
-        return False
-    files = content.get("files")
-    return (
-        isinstance(content.get("facts"), dict)
-        and isinstance(files, dict)
-        and all(isinstance(digest, str) for digest in files.values())
+    match content:
+        case {"world": int(world), "facts": dict(), "files": dict(files)} if world >= 1 and world is not True:
+            if all(isinstance(digest, str) for digest in files.values()):
+                return content
+    raise DamagedCheckpointError(
+        f"{path} is not a manifest: expected an object with the number of ranks under `world`, an object under "
+        f"`facts`, and names with hashes under `files`; got {json.dumps(content)[:_SHOWN]}"
     )
 
 

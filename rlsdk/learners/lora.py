@@ -138,9 +138,8 @@ def _continue_from(path: str, model: Any, lora: Lora) -> None:
     folder = Path(path).expanduser()
     try:
         config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
-        faults = _config_faults(config, lora)
-        if faults:
-            raise LearnerError(f"lora.path {path!r}: {'; '.join(faults)}")
+        if fault := _config_fault(config, lora):
+            raise LearnerError(f"lora.path {path!r}: {fault}")
         parameters = peft_names(dict(model.named_parameters()))
         with safe_open(str(folder / _TENSORS), "pt") as file, torch.no_grad():
             names = set(file.keys())
@@ -177,23 +176,23 @@ def base_of(path: str) -> str:
     return base if isinstance(base, str) else ""
 
 
-def _config_faults(config: Mapping[str, Any], lora: Lora) -> list[str]:
-    """Return why the adapter of a peft config cannot be continued with these options."""
+def _config_fault(config: Mapping[str, Any], lora: Lora) -> str:
+    """Return why the adapter of a peft config cannot be continued with these options; empty if it can."""
     if config.get("peft_type") != "LORA":
-        return [f"expected peft_type LORA, got {config.get('peft_type')!r}"]
+        return f"expected peft_type LORA, got {config.get('peft_type')!r}"
     kinds = {"use_dora": False, "bias": "none", "rank_pattern": {}, "alpha_pattern": {}, "modules_to_save": None}
     odd = {name: config[name] for name, usual in kinds.items() if config.get(name) not in (None, usual)}
     if odd:
-        return [f"only plain adapters of one rank are trained; it has {odd}"]
+        return f"only plain adapters of one rank are trained; it has {odd}"
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if not isinstance(rank, int) or not isinstance(alpha, int | float):
-        return [f"expected numbers as r and lora_alpha; got {rank!r} and {alpha!r}"]
+        return f"expected numbers as r and lora_alpha; got {rank!r} and {alpha!r}"
     if config.get("use_rslora"):  # its scale is alpha / sqrt(rank)
         alpha *= rank**0.5
     if rank == lora.rank and math.isclose(alpha, lora.alpha):
-        return []
+        return ""
     given = f"got rank {lora.rank} and alpha {lora.alpha:g}"
-    return [f"set learner.lora.rank={rank} and learner.lora.alpha={alpha:g}, as the adapter has them; {given}"]
+    return f"set learner.lora.rank={rank} and learner.lora.alpha={alpha:g}, as the adapter has them; {given}"
 
 
 def _language_modules(model: Any) -> dict[str, Any]:

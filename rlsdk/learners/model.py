@@ -63,7 +63,8 @@ class PolicyModel(nn.Module):
         self._use = None
         if self.router_loss is not None and len(rows.states):
             layers = zip(*(output.router_logits for output in outputs), strict=True)
-            self._use = self.router_loss.use([_of_tokens(layer, rows) for layer in layers])
+            logits = [_at_responses(layer, rows) for layer in layers]
+            self._use = self.router_loss.use(logits if rows.kept is None else [each[rows.kept] for each in logits])
         found: tuple[Tensor, Tensor | None, Tensor | None] = self.model.get_output_embeddings()(
             states, rows.targets, temperature, entropy, squares
         )
@@ -101,11 +102,11 @@ class Critic(nn.Module):
 
 
 def _outputs(
-    backbone: nn.Module,
+    backbone: Any,
     rows: TokenRows,
     routers: Routers | None = None,
     vision: Vision | None = None,
-    **asked: bool,
+    **asked: Any,
 ) -> list[Any]:
     """Return the outputs of the backbone, those of shared prompts, if any, before those of the rows.
 
@@ -124,25 +125,22 @@ def _outputs(
         return [backbone(**seen, use_cache=False, **asked)]
     if rows.images:
         raise LearnerError("rollouts contain images, but the model reads only text; set model.path to a vision model")
-    if rows.prompts is None:
-        if routers is not None:
-            routers.force(rows.routing)
-        if rows.ends is not None:
-            return [_along_trees(backbone, rows, rows.ends, **asked)]
-        # Without `use_cache=False` the second rollout of a packed row attends to the first, without an error.
-        return [backbone(input_ids=rows.input_ids, position_ids=rows.position_ids, use_cache=False, **asked)]
-    return _behind_prompts(backbone, rows, rows.prompts, routers, **asked)
+    if rows.prompts is not None:
+        return _behind_prompts(backbone, rows, rows.prompts, routers, **asked)
+    if routers is not None:
+        routers.force(rows.routing)
+    if rows.ends is not None:
+        asked["attention_mask"] = mask = tree_mask(rows.ends)[:, None]
+        if backbone.config._attn_implementation == "eager":  # it adds a mask to the scores
+            low = torch.finfo(backbone.dtype).min
+            asked["attention_mask"] = torch.zeros_like(mask, dtype=backbone.dtype).masked_fill(~mask, low)
+    # Without `use_cache=False` the second rollout of a packed row attends to the first, without an error.
+    return [backbone(input_ids=rows.input_ids, position_ids=rows.position_ids, use_cache=False, **asked)]
 
 
 def _at_responses(parts: Sequence[Tensor], rows: TokenRows) -> Tensor:
     """Return the outputs from which response tokens are predicted, `[t, d]`."""
     return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])[rows.states]
-
-
-def _of_tokens(parts: Sequence[Tensor], rows: TokenRows) -> Tensor:
-    """Return the outputs from which response tokens are predicted, once for each of them, `[t, d]`."""
-    found = _at_responses(parts, rows)
-    return found if rows.kept is None else found[rows.kept]
 
 
 def _behind_prompts(
@@ -173,17 +171,6 @@ def _behind_prompts(
         **asked,
     )
     return [read, output]
-
-
-def _along_trees(backbone: Any, rows: TokenRows, ends: Tensor, **asked: bool) -> Any:
-    """Return the outputs of tree rows, in which each token attends to its ancestors and itself."""
-    mask = tree_mask(ends)[:, None]
-    if backbone.config._attn_implementation == "eager":  # it adds a mask to the scores
-        dtype = backbone.dtype
-        mask = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
-    return backbone(
-        input_ids=rows.input_ids, position_ids=rows.position_ids, attention_mask=mask, use_cache=False, **asked
-    )
 
 
 def load_policy(

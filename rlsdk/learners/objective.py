@@ -146,7 +146,12 @@ class Objective:
         `totals`.
         """
         spec, mask = self.spec, x.loss_mask
-        kl_coef, entropy_coef = at(spec.kl_coef, x.train_step), self._entropy_coef(x, accumulator)
+        kl_coef = at(spec.kl_coef, x.train_step)
+        if isinstance(spec.entropy_coef, EntropyTarget):
+            entropy_coef = self._memories["entropy_coef"].call(x)[0]
+            accumulator.add_tokens("actor/entropy_coef", torch.full_like(x.entropy.detach(), entropy_coef), mask)
+        else:
+            entropy_coef = at(spec.entropy_coef, x.train_step)
         policy = self._aggregate(self._differentiable(self.policy_losses(x, accumulator), x), x, totals)
         loss = policy
         accumulator.add("actor/policy_loss", policy.item(), 0.0)
@@ -180,26 +185,23 @@ class Objective:
     def policy_losses(self, x: LossInputs, accumulator: MetricAccumulator) -> Tensor:
         """Compute each token's policy loss weighted by the corrections, float `[t]`, and accumulate metrics."""
         per_token, reported = self._run("policy_loss", self._loss, x, accumulator, _OWN_METRICS)
-        taken = _OWN_METRICS | reported
-        weights = [self._weights(key, x, accumulator, taken) for key in self._corrections]
-        if not weights:
+        factors: list[Tensor] = []
+        for key, correction in self._corrections.items():
+            given = self._run(key, correction, x, accumulator, _OWN_METRICS | reported)[0].detach()
+            weights = torch.where(x.loss_mask, given, 0)
+            if bool((weights < 0).any()):
+                raise LearnerError(
+                    f"correction {self._names[key]!r} returned the weight {float(weights.min()):g}; expected 0 or "
+                    "more: a negative weight trains its token in the opposite direction"
+                )
+            if key != "correction":  # one of several
+                accumulator.add_tokens(f"actor/{key}", weights, x.loss_mask)
+            factors.append(weights)
+        if not factors:
             return per_token
-        product = math.prod(weights[1:], start=weights[0])
+        product = math.prod(factors[1:], start=factors[0])
         accumulator.add_tokens("actor/correction", product, x.loss_mask)
         return per_token * product
-
-    def _weights(self, key: str, x: LossInputs, accumulator: MetricAccumulator, taken: frozenset[str]) -> Tensor:
-        """Compute the weights of one correction, `[t]`, and accumulate its metrics."""
-        given = self._run(key, self._corrections[key], x, accumulator, taken)[0].detach()
-        weights = torch.where(x.loss_mask, given, 0)
-        if bool((weights < 0).any()):
-            raise LearnerError(
-                f"correction {self._names[key]!r} returned the weight {float(weights.min()):g}; expected 0 or "
-                "more: a negative weight trains its token in the opposite direction"
-            )
-        if key != "correction":
-            accumulator.add_tokens(f"actor/{key}", weights, x.loss_mask)
-        return weights
 
     def reference_kl(self, x: LossInputs) -> Tensor | None:
         """Compute each token's KL to the reference model, float `[t]`; None without estimator or reference logprobs."""
@@ -210,13 +212,6 @@ class Objective:
         estimator = at(self._kl, x.train_step)
         with _named("kl", estimator) as name:
             return _per_token(name, estimator(logprobs, reference), x)
-
-    def _entropy_coef(self, x: LossInputs, accumulator: MetricAccumulator) -> float:
-        if not isinstance(self.spec.entropy_coef, EntropyTarget):
-            return float(at(self.spec.entropy_coef, x.train_step))
-        coef: float = self._memories["entropy_coef"].call(x)[0]
-        accumulator.add_tokens("actor/entropy_coef", torch.full_like(x.entropy.detach(), coef), x.loss_mask)
-        return coef
 
     def _aggregate(self, per_token: Tensor, x: LossInputs, totals: Totals) -> Tensor:
         mode: Any = self.spec.aggregate

@@ -48,7 +48,12 @@ def answers(name: str, what: str, refs: Sequence[Any], logs: Sequence[Path]) -> 
             ray.get(done)
         except ray.exceptions.RayError as error:
             rank, first = _first_failure(refs, done[0], error)
-            raise _in_words(f"{name} rank {rank} failed in {what}", first, logs[rank]) from error
+            cause = cause_of(first)
+            said = str(cause) if isinstance(cause, RlsdkError) else described(first)
+            told = f"{name} rank {rank} failed in {what}: {said}; its log is {logs[rank]}"
+            if isinstance(cause, RlsdkError) and "__init__" not in vars(type(cause)):
+                raise type(cause)(told) from error  # its constructor takes only the message
+            raise LearnerError(told) from error
         if what != "clock":
             note(f"{name} rank {refs.index(done[0])}", what, began)
     return list(ray.get(list(refs)))
@@ -66,14 +71,6 @@ def _first_failure(refs: Sequence[Any], failed: Any, error: Exception) -> tuple[
             if died(other):
                 return list(refs).index(ref), other
     return list(refs).index(failed), error
-
-
-def _in_words(failed: str, error: Exception, log: Path) -> RlsdkError:
-    cause = cause_of(error)
-    said = str(cause) if isinstance(cause, RlsdkError) else described(error)
-    # An error whose constructor takes only the message keeps its type.
-    kind = type(cause) if isinstance(cause, RlsdkError) and "__init__" not in vars(type(cause)) else LearnerError
-    return kind(f"{failed}: {said}; its log is {log}")
 
 
 @attrs.define

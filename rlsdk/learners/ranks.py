@@ -49,12 +49,16 @@ class Ranks:
         import torch.distributed as dist
 
         if not dist.is_initialized():
+            stores: Any = dist  # torch exports them without declaring so
+            if world == 1:
+                store = stores.HashStore()  # needs no port
+            else:
+                if rank > 0:
+                    await_listener(master)
+                host, _, port = master.rpartition(":")
+                store = stores.TCPStore(host, int(port), world, rank == 0, timeout=_MEETING)
             backend = "nccl" if device == "cuda" else "gloo"
-            if rank > 0:
-                await_listener(master)
-            dist.init_process_group(
-                backend, rank=rank, world_size=world, store=_store(rank, world, master), timeout=_WAITING
-            )
+            dist.init_process_group(backend, rank=rank, world_size=world, store=store, timeout=_WAITING)
         return cls(rank, world, device)
 
     def all_reduce_max(self, counts: Sequence[int]) -> list[int]:
@@ -79,17 +83,6 @@ class Ranks:
         return held
 
 
-def _store(rank: int, world: int, master: str) -> Any:
-    """Return the store through which the ranks find each other; a single one needs no port."""
-    import torch.distributed as dist
-
-    stores: Any = dist  # torch exports them without declaring so
-    if world == 1:
-        return stores.HashStore()
-    host, _, port = master.rpartition(":")
-    return stores.TCPStore(host, int(port), world, rank == 0, timeout=_MEETING)
-
-
 def await_listener(address: str) -> None:
     """Wait until host:port accepts connections; torch would retry only after half a second."""
     deadline = time.monotonic() + _PATIENCE
@@ -104,9 +97,14 @@ def environment(place: ActorSpec, *, compiled: bool) -> Mapping[str, str]:
         place: Placement of the rank.
         compiled: True if its models are compiled.
     """
+    allocator: dict[str, str] = {}
+    users_own = any(os.environ.get(name) for name in _ALLOCATOR)
+    if place.device == "cuda" and not users_own and Version(version("torch") or "0") >= Version("2.13"):
+        # Do not round pinned host memory, such as that of a sleeping learner, up to a power of two.
+        allocator = {"PYTORCH_ALLOC_CONF": "pinned_max_round_threshold_mb:16"}
     return {
         **place.environment(),
-        **(_allocator_environment() if place.device == "cuda" else {}),
+        **allocator,
         **compiler_environment(place, compiled=compiled),
         "DS_ACCELERATOR": place.device,
         "RANK": str(place.rank),
@@ -116,11 +114,3 @@ def environment(place: ActorSpec, *, compiled: bool) -> Mapping[str, str]:
         # DeepSpeed calls collectives by deprecated names, and torch warns at every call.
         "PYTHONWARNINGS": "ignore::FutureWarning:torch.distributed.c10d_logger",
     }
-
-
-def _allocator_environment() -> Mapping[str, str]:
-    """Keep torch from rounding pinned host memory, such as that of a sleeping learner, up to a power of two."""
-    users_own = any(os.environ.get(name) for name in _ALLOCATOR)
-    # Earlier versions refuse the setting.
-    known = Version(version("torch") or "0") >= Version("2.13")
-    return {"PYTORCH_ALLOC_CONF": "pinned_max_round_threshold_mb:16"} if known and not users_own else {}

@@ -296,27 +296,18 @@ def plan(
         Rollout indices of each micro-batch, int64; concatenated, they are the canonical order.
     """
     order = canonical(lengths, groups)
-    sorted_lengths = lengths[order]
     units = _unit_starts(groups[order]) if groups is not None else np.arange(len(order))
     bounds = np.append(units, len(order))
-    cuts: list[int] = []
-    begin = 0
+    sorted_lengths = lengths[order]
+    cuts, begin = [], 0
     while begin < len(order):
-        end = _fill(sorted_lengths, bounds, begin, max_tokens, packed)
-        cuts.append(end)
-        begin = end
+        left, ends = sorted_lengths[begin:], bounds[np.searchsorted(bounds, begin, side="right") :]
+        counts = ends - begin  # rollouts of a micro-batch that ends there
+        tokens = np.cumsum(left)[counts - 1] if packed else np.maximum.accumulate(left)[counts - 1] * counts
+        fitting = int(np.searchsorted(tokens, max_tokens, side="right"))
+        begin = int(ends[max(fitting - 1, 0)])  # the first rollout (or group) is taken even if it does not fit
+        cuts.append(begin)
     return np.split(order, cuts[:-1]) if cuts else []
-
-
-def _fill(lengths: np.ndarray, bounds: np.ndarray, begin: int, max_tokens: int, packed: bool) -> int:
-    """Return the end of a micro-batch starting at `begin`: the last unit end within the budget, or the first."""
-    ends = bounds[np.searchsorted(bounds, begin, side="right") :]
-    if packed:
-        cost = np.cumsum(lengths[begin:])[ends - begin - 1]
-    else:
-        cost = np.maximum.accumulate(lengths[begin:])[ends - begin - 1] * (ends - begin)
-    within = int(np.searchsorted(cost, max_tokens, side="right"))
-    return int(ends[max(within - 1, 0)])
 
 
 def _unit_starts(labels: np.ndarray) -> np.ndarray:

@@ -276,6 +276,8 @@ class OffloadedTensors:
             pinned: Lock the host memory, to and from which a GPU copies several times as fast; torch keeps it for the
                 next tensors of these sizes.
         """
+        import torch
+
         self._held: list[tuple[Tensor, Tensor, int, bool]] = []
         for tensor in tensors:
             storage = tensor.untyped_storage()
@@ -284,7 +286,11 @@ class OffloadedTensors:
                 continue
             on_device = tensor.detach()  # shares the storage, and keeps it
             empty = not on_device.any()
-            tensor.data = _lazy_zeros(on_device) if empty else _on_host(on_device, pinned=pinned)
+            if empty:  # NumPy's zeros take memory only when they are read
+                zeros = torch.from_numpy(np.zeros(size, np.uint8))
+                tensor.data = zeros.view(tensor.dtype).view(tensor.shape)
+            else:
+                tensor.data = _on_host(on_device, pinned=pinned)
             storage.resize_(0)
             self._held.append((tensor, on_device, size, empty))
 
@@ -319,10 +325,3 @@ def _on_host(on_device: Tensor, *, pinned: bool) -> Tensor:
                 first_line(error),
             )
     return on_device.to("cpu", copy=True)
-
-
-def _lazy_zeros(like: Tensor) -> Tensor:
-    """Return zeros in host memory, whose pages the system provides only when they are read."""
-    import torch
-
-    return torch.from_numpy(np.zeros(like.nbytes, np.uint8)).view(like.dtype).view(like.shape)

@@ -74,23 +74,21 @@ class SequenceGroup:
         """
         share, places = self._slice(rows)
         # Attention reads it now, and again if the backward pass recomputes activations; both precede the next pass.
-        self._within = self._attended(rows)
+        width, whole = rows.input_ids.shape[1], share.input_ids.shape[1] * self.size  # without padding, and with it
+        if rows.ends is None:
+            self._within = PackedSpans.of_rows(rows, whole)
+        else:
+            padding = torch.arange(width + 1, whole + 1, device=rows.ends.device).expand(len(rows.ends), -1)
+            self._within = tree_mask(torch.cat([rows.ends, padding], 1))
         results = model(share, *args)
         given = results if isinstance(results, tuple) else (results,)
         # A single exchange, so its backward pass runs on all ranks or on none.
         stacked = torch.stack([result for result in given if result is not None])
-        whole = iter(_Gather.apply(stacked, places, len(rows.states), self.group))  # type: ignore[no-untyped-call]
-        found = tuple(None if g is None else next(whole) if g.requires_grad else next(whole).detach() for g in given)
+        gathered = iter(_Gather.apply(stacked, places, len(rows.states), self.group))  # type: ignore[no-untyped-call]
+        found = tuple(
+            None if g is None else next(gathered) if g.requires_grad else next(gathered).detach() for g in given
+        )
         return found if isinstance(results, tuple) else found[0]
-
-    def _attended(self, rows: TokenRows) -> PackedSpans | Tensor:
-        """Return the spans within which tokens attend to each other, or the mask of trees, including padding."""
-        width = rows.input_ids.shape[1]
-        whole = -(-width // self.size) * self.size
-        if rows.ends is None:
-            return PackedSpans.of_rows(rows, whole)
-        padding = torch.arange(width + 1, whole + 1, device=rows.ends.device).expand(len(rows.ends), -1)
-        return tree_mask(torch.cat([rows.ends, padding], 1))
 
     def _slice(self, rows: TokenRows) -> tuple[TokenRows, Tensor]:
         """Return this rank's columns of the rows, and the indices of the states in them."""
