@@ -303,20 +303,24 @@ class LearnerOptions(ABC):
         from rlsdk.learners.model_faults import policy_faults
         from rlsdk.learners.router import router_faults, shared_rows_fault
 
-        narrow = [NO_FLOAT16] if model.dtype == torch.float16 else []
+        faults = [NO_FLOAT16] if model.dtype == torch.float16 else []
         if not self.uses_adamw:
             try:
                 _ = self.state_bytes  # a step on small tensors
             except RlsdkError as error:
-                narrow.append(str(error))
+                faults.append(str(error))
         if self.attention == "flash_attention_2" and model.dtype == torch.float32:
-            narrow = ["flash attention cannot compute in float32; set model.dtype=bfloat16 or learner.attention=sdpa"]
-        adapter = self.lora and adapter_fault(model, self.lora)
-        policy = policy_faults(model, self.attention, self.rows, without_mask=self.packs_without_mask)
-        balance = router_faults(model) if self.router_loss_coef else []
+            faults.append(
+                "flash attention cannot compute in float32; set model.dtype=bfloat16 or learner.attention=sdpa"
+            )
+        faults += policy_faults(model, self.attention, self.rows, without_mask=self.packs_without_mask)
+        if self.router_loss_coef:
+            faults += router_faults(model)
         if self.readers > 1 and (unshared := shared_rows_fault(model, self.router_loss_coef)):
-            balance.append(unshared)
-        return [*narrow, *policy, *balance, *([adapter] if adapter else [])]
+            faults.append(unshared)
+        if self.lora and (unadapted := adapter_fault(model, self.lora)):
+            faults.append(unadapted)
+        return faults
 
     @property
     def adapter_base(self) -> str:

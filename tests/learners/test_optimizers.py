@@ -104,7 +104,10 @@ def test_an_optimiser_is_refused_with_a_model_that_it_cannot_train() -> None:
     whole = {"optimizer": HalfSign, "zero_stage": 0}
     assert faults(torch.float32, **whole) == ""
     assert "half_sign needs whole tensors, but DeepSpeed flattens" in faults(torch.bfloat16, **whole)
-    assert "Nesterov momentum requires a momentum" in faults(torch.float32, optimizer={"use": "sgd", "nesterov": True})
+    nesterov = {"optimizer": {"use": "sgd", "nesterov": True}}
+    assert "Nesterov momentum requires a momentum" in faults(torch.float32, **nesterov)
+    both = faults(torch.float32, **nesterov, attention="flash_attention_2")
+    assert "Nesterov momentum requires a momentum" in both and "flash attention cannot compute in float32" in both
 
 
 @pytest.mark.parametrize(
