@@ -75,7 +75,15 @@ class _Packer:
         if value is None or isinstance(value, bool | int | float | str):
             return value
         if isinstance(value, torch.Tensor):
-            return {"$tensor": self._add(value, path)}
+            tensor = value.detach()
+            where = (tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride())
+            name = self._names.get(where) if tensor.numel() else None
+            if name is None:
+                name = path.lstrip(".")
+                while name in self.tensors:  # keys may contain dots, or differ only in type
+                    name += "'"
+                self.tensors[name], self._names[where] = tensor.cpu().contiguous(), name
+            return {"$tensor": name}
         if isinstance(value, list | tuple | set | frozenset):
             items = [self.pack(each, f"{path}.{i}") for i, each in enumerate(value)]
             return items if isinstance(value, list) else {"$tuple" if isinstance(value, tuple) else "$set": items}
@@ -87,15 +95,6 @@ class _Packer:
         if all(isinstance(key, str) and not key.startswith("$") for key in value):
             return {key: self.pack(each, f"{path}.{key}") for key, each in value.items()}
         return {"$map": [[self.pack(key, path), self.pack(each, f"{path}.{key}")] for key, each in value.items()]}
-
-    def _add(self, tensor: Tensor, path: str) -> str:
-        tensor = tensor.detach()
-        where = (tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride())
-        name = path.lstrip(".")
-        if tensor.numel():
-            name = self._names.setdefault(where, name)
-        self.tensors.setdefault(name, tensor.cpu().contiguous())
-        return name
 
 
 def _unpack(tree: Any, tensors: Mapping[str, Tensor]) -> Any:

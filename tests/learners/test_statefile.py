@@ -53,6 +53,13 @@ def test_tied_tensors_are_written_once_and_views_of_one_buffer_apart(tmp_path: P
     assert float(found["tied"][0].sum()) == float(whole.sum())
 
 
+def test_tensors_whose_keys_join_to_the_same_name_are_written_apart(tmp_path: Path) -> None:
+    write_state(tmp_path / "s", {"a": {"b": torch.ones(1), 0: torch.zeros(0)}, "a.b": torch.zeros(1), "a.0": [1]})
+    write_state(tmp_path / "t", {0: torch.ones(1), "0": torch.zeros(1)})
+    found, other = read_state(tmp_path / "s"), read_state(tmp_path / "t")
+    assert [float(found["a"]["b"]), float(found["a.b"]), float(other[0]), float(other["0"])] == [1, 0, 1, 0]
+
+
 def test_a_tensor_that_is_not_contiguous_comes_back(tmp_path: Path) -> None:
     write_state(tmp_path / "s", {"t": torch.arange(6).reshape(2, 3).T})
     assert read_state(tmp_path / "s")["t"].tolist() == [[0, 3], [1, 4], [2, 5]]
