@@ -106,7 +106,7 @@ def _outputs(
     rows: TokenRows,
     routers: Routers | None = None,
     vision: Vision | None = None,
-    **asked: Any,
+    **asked: bool,
 ) -> list[Any]:
     """Return the outputs of the backbone, those of shared prompts, if any, before those of the rows.
 
@@ -129,13 +129,15 @@ def _outputs(
         return _behind_prompts(backbone, rows, rows.prompts, routers, **asked)
     if routers is not None:
         routers.force(rows.routing)
+    mask = None
     if rows.ends is not None:
-        asked["attention_mask"] = mask = tree_mask(rows.ends)[:, None]
+        mask = tree_mask(rows.ends)[:, None]
         if backbone.config._attn_implementation == "eager":  # it adds a mask to the scores
             low = torch.finfo(backbone.dtype).min
-            asked["attention_mask"] = torch.zeros_like(mask, dtype=backbone.dtype).masked_fill(~mask, low)
+            mask = torch.zeros_like(mask, dtype=backbone.dtype).masked_fill(~mask, low)
     # Without `use_cache=False` the second rollout of a packed row attends to the first, without an error.
-    return [backbone(input_ids=rows.input_ids, position_ids=rows.position_ids, use_cache=False, **asked)]
+    inputs = {"input_ids": rows.input_ids, "position_ids": rows.position_ids, "attention_mask": mask}
+    return [backbone(**inputs, use_cache=False, **asked)]
 
 
 def _at_responses(parts: Sequence[Tensor], rows: TokenRows) -> Tensor:
