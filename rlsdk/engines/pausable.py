@@ -140,8 +140,10 @@ class PausableClient:
         self.engines.abort()
 
     def release(self) -> None:
-        """Let requests through again after `interrupt`."""
+        """Let requests through again after `interrupt`, unless a block of `held` still pauses them."""
         self._interrupted = False
+        if self._holders:
+            self._through.clear()
 
     def after(self, rollout: Rollout, member: int) -> PartialRolloutClient:
         """Return a client whose first answer starts with the tokens of an aborted rollout."""

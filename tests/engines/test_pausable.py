@@ -178,6 +178,19 @@ async def test_a_complete_answer_is_not_sampled_again(begun: Completion, finish:
     assert engines.asked == []
 
 
+async def test_requests_wait_for_a_hold_that_outlasts_an_interruption() -> None:
+    engines = Engines()
+    pausable = PausableClient(engines, decode)
+    async with pausable.held():
+        pausable.interrupt()
+        pausable.release()
+        waiting = asyncio.ensure_future(pausable.sample(GenerateRequest("g", PROMPT, Sampling(max_tokens=2))))
+        await asyncio.sleep(1)
+        assert not engines.asked
+        engines.version = 1
+    assert (await waiting).completion.versions.tolist() == [1, 1]
+
+
 async def test_interrupted_answers_are_handed_out_as_they_are_and_none_begins() -> None:
     engines = Engines()
     pausable = PausableClient(engines, decode)
