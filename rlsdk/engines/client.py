@@ -263,7 +263,10 @@ class EngineClient:
             if not self._engines:
                 self._waiting.append(merged)
                 continue
-            engine = self._route(merged)
+            rank = merged.first.affinity
+            if rank not in self._engines:
+                rank = min(self._engines, key=lambda each: (self._engines[each].load, each < self._first, each))
+            engine = self._engines[rank]
             engine.count(len(merged.futures))
             request = Request(
                 id=next(self._serial),
@@ -292,11 +295,6 @@ class EngineClient:
     ) -> None:
         if future.cancelled() and not merged.missing and not engine.gone:
             engine.actor.abort.remote([request])
-
-    def _route(self, merged: _MergedRequest) -> _RoutedEngine:
-        if merged.first.affinity in self._engines:
-            return self._engines[merged.first.affinity]
-        return min(self._engines.values(), key=lambda engine: (engine.load, engine.rank < self._first, engine.rank))
 
     async def _consume(self, engine: _RoutedEngine, batch: list[tuple[Request, _MergedRequest]]) -> None:
         waiting = {request.id: merged for request, merged in batch}

@@ -120,18 +120,13 @@ class Continuation:
 
     def complete(self, finish: Finish) -> Completion:
         """Return the finished completion."""
+        experts = None
+        if self.routing:
+            read = self.prompt + len(self.token_ids) - 1  # the last token is not read, so it chooses no experts
+            reported = np.concatenate(self.routing)[:read].astype(np.int16)
+            experts = np.pad(reported, ((0, read - len(reported)), (0, 0), (0, 0)), constant_values=-1)
         arrays = self._arrays(0)
-        return Completion(
-            request=self.request, index=self.index, finish=finish, routed_experts=self._routed(), **arrays
-        )
-
-    def _routed(self) -> np.ndarray | None:
-        """Return the experts of all tokens but the last; -1 where the engine did not report them."""
-        if not self.routing:
-            return None
-        reported = np.concatenate(self.routing)[: self.prompt + len(self.token_ids) - 1]
-        missing = self.prompt + len(self.token_ids) - 1 - len(reported)
-        return np.pad(reported.astype(np.int16), ((0, missing), (0, 0), (0, 0)), constant_values=-1)
+        return Completion(request=self.request, index=self.index, finish=finish, routed_experts=experts, **arrays)
 
     def since(self, start: int) -> Sampled:
         """Return the tokens from a position on, of a continuation that is still running."""

@@ -211,20 +211,10 @@ class RunningRows:
         """Move the rows that are alive to the front; return their old indices, int64 ascending."""
         kept = self.running
         count = len(kept)
-        for array in (
-            *(
-                self.offset,
-                self.length,
-                self.start,
-                self.limit,
-                self.ends,
-                self.top_k,
-                self.seed,
-                self.temperature,
-                self.top_p,
-            ),
-            *(self.tokens, self.logprobs, self.versions, self.routing),
-        ):
+        per_row = (self.offset, self.length, self.start, self.limit, self.ends, self.seed)
+        sampling = (self.temperature, self.top_p, self.top_k)
+        per_token = (self.tokens, self.logprobs, self.versions, self.routing)
+        for array in (*per_row, *sampling, *per_token):
             array[:count] = array[kept]
         self.held[: self.used] = [self.held[r] for r in kept] + [None] * (self.used - count)
         self.watched = {r for r in range(count) if (held := self.held[r]) is not None and held.stops is not None}

@@ -151,31 +151,27 @@ class Vllm(VllmOptions):
         Raises:
             ValueFault: A request cannot be generated, or its id is in use.
         """
+        from vllm.inputs import tokens_input
+
         vocabulary = self._llm.model_config.get_vocab_size()
         check_images(requests, self._vision)
         check_requests(requests, max_length=self._model.max_length, vocabulary=vocabulary)
         check_known([r.id for r in requests], (c.request for c in self._running.values()))
         for request in requests:
-            self._admit(request)
-
-    def _admit(self, request: Request) -> None:
-        """Give each continuation to the scheduler as a separate request, so that none waits for the others."""
-        from vllm.inputs import tokens_input
-
-        ids = request.prompt_ids.tolist()
-        prompt: Any = tokens_input(ids)
-        if self._vision is not None and request.images:
-            prompt = vllm_options.prompt_with_images(request, self._vision)
-        room = self._model.max_length - len(ids)
-        parent = self._process(prompt, vllm_options.sampling_params(request.sampling, room, self._ends))
-        for index in range(request.n):
-            child = copy(parent)
-            child.request_id = self._next_id()
-            if request.seed is not None:
-                child.sampling_params = copy(parent.sampling_params)
-                child.sampling_params.seed = mix(request.seed, index)
-            self._running[child.request_id] = Continuation.of(request, index, self._tokenizer)
-            self._llm.engine_core.add_request(child)
+            ids = request.prompt_ids.tolist()
+            prompt: Any = tokens_input(ids)
+            if self._vision is not None and request.images:
+                prompt = vllm_options.prompt_with_images(request, self._vision)
+            room = self._model.max_length - len(ids)
+            parent = self._process(prompt, vllm_options.sampling_params(request.sampling, room, self._ends))
+            for index in range(request.n):  # as separate requests of vLLM, so that none waits for the others
+                child = copy(parent)
+                child.request_id = self._next_id()
+                if request.seed is not None:
+                    child.sampling_params = copy(parent.sampling_params)
+                    child.sampling_params.seed = mix(request.seed, index)
+                self._running[child.request_id] = Continuation.of(request, index, self._tokenizer)
+                self._llm.engine_core.add_request(child)
 
     def _process(self, prompt: Any, params: Any) -> Any:
         tasks = self._llm.get_supported_tasks()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -93,7 +92,11 @@ def engine_arguments(
     if images:
         found |= _IMAGE_ARGUMENTS
     if cpu:
-        found |= _for_cpu(latent=latent)
+        # With vLLM's 128, attention over short sequences reads mostly padding; smaller blocks cost bookkeeping.
+        found["block_size"] = 64
+        if latent:
+            # vLLM's CPU kernel rotates slices as if they were contiguous, which gives wrong results.
+            found["compilation_config"] = {"custom_ops": ["-rotary_embedding"]}
     else:
         found |= {"gpu_memory_utilization": options.gpu_share(place), "enable_sleep_mode": place.colocated}
     if options.tensor_parallel_size > 1:
@@ -102,15 +105,6 @@ def engine_arguments(
     if model.head_dtype == "float32":
         given["hf_overrides"] = {**given.get("hf_overrides", {}), "head_dtype": "float32"}
     return given
-
-
-def _for_cpu(*, latent: bool) -> dict[str, Any]:
-    # With vLLM's 128, attention over short sequences reads mostly padding; smaller blocks cost bookkeeping.
-    found: dict[str, Any] = {"block_size": 64}
-    if latent:
-        # vLLM's CPU kernel rotates slices as if they were contiguous, which gives wrong results.
-        found["compilation_config"] = {"custom_ops": ["-rotary_embedding"]}
-    return found
 
 
 _IMAGE_ARGUMENTS = {
@@ -219,25 +213,17 @@ def load_adapter(llm: Any, weights: Weights) -> None:
     Raises:
         EngineError: vLLM rejected the adapter.
     """
+    from safetensors.torch import save_file
     from vllm.lora.request import LoRARequest
 
-    with _written(weights) as folder:
-        if not llm.add_lora(LoRARequest(_NAME, _ID, str(folder), load_inplace=True)):
-            raise EngineError(f"vLLM did not load the adapter of version {weights.version}")
-
-
-@contextmanager
-def _written(weights: Weights) -> Iterator[Path]:
-    """Write the adapter in peft's format to a folder in shared memory, which vLLM's workers read in any process."""
-    from safetensors.torch import save_file
-
     assert weights.adapter is not None
-    # The fields that vLLM reads; it finds the adapted layers by the tensors' names.
+    # The fields of peft's format that vLLM reads; it finds the adapted layers by the tensors' names.
     config = {"r": weights.adapter.rank, "lora_alpha": weights.adapter.alpha, "target_modules": "all-linear"}
-    with scratch_folder("rlsdk-lora-", "/dev/shm") as folder:
+    with scratch_folder("rlsdk-lora-", "/dev/shm") as folder:  # in memory that workers in any process can read
         (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
         save_file(dict(from_weights(weights)), str(folder / "adapter_model.safetensors"))
-        yield folder
+        if not llm.add_lora(LoRARequest(_NAME, _ID, str(folder), load_inplace=True)):
+            raise EngineError(f"vLLM did not load the adapter of version {weights.version}")
 
 
 @attrs.define(kw_only=True, eq=False, slots=False)
