@@ -214,14 +214,15 @@ class EngineActor(RunActor):
         return self._logprobs(token_ids)
 
     def _logprobs(self, token_ids: np.ndarray) -> np.ndarray:
-        found: np.ndarray = self._engine.logprobs(token_ids)
-        if np.shape(found) != (len(token_ids) - 1,):
+        logprobs: np.ndarray = self._engine.logprobs(token_ids)
+        if np.shape(logprobs) != (len(token_ids) - 1,):
+            got = f"{type(logprobs).__name__} {list(np.shape(logprobs))}"
             raise EngineError(
-                f"{type(self._engine).__name__}.logprobs returned {type(found).__name__} {list(np.shape(found))} for "
-                f"{len(token_ids)} tokens; expected an array [{len(token_ids) - 1}]"
+                f"{type(self._engine).__name__}.logprobs returned {got} for {len(token_ids)} tokens; expected an array "
+                f"[{len(token_ids) - 1}]"
             )
         self._wake()
-        return found
+        return logprobs
 
     async def reseed(self, seed: int) -> None:
         """Seed the engine's generator."""
@@ -279,17 +280,17 @@ class EngineActor(RunActor):
         if not self._woken:
             self._engine.wake()
         self._asleep = self._woken = False
-        found = None if canary is None else self._logprobs(canary)
+        logprobs = None if canary is None else self._logprobs(canary)
         self._wake()
-        return found
+        return logprobs
 
     async def checksums(self, offer: Any, *, seat: int = 0) -> dict[str, str]:
         """Return the CRC-32 of each tensor as received, without loading it; for the arguments, see `load_weights`."""
         parts = (offer,) if isinstance(offer, Weights) else self._transfer.receive(offer, seat)
-        found: dict[str, str] = {}
+        checksums: dict[str, str] = {}
         for part in parts:
-            found |= transport.checksums(part)
-        return found
+            checksums |= transport.checksums(part)
+        return checksums
 
     async def clock(self) -> dict[str, float]:
         """Return counters since the start: seconds in `step`, steps, sampled tokens, prompt tokens, load seconds.
@@ -317,8 +318,8 @@ class EngineActor(RunActor):
     def _check(self) -> None:
         if self._failure is not None:
             known = isinstance(self._failure, EngineError)
-            said = str(self._failure) if known else f"{type(self._failure).__name__}: {self._failure}"
-            raise EngineError(f"the engine failed: {said}{self._origin}") from self._failure
+            reason = str(self._failure) if known else f"{type(self._failure).__name__}: {self._failure}"
+            raise EngineError(f"the engine failed: {reason}{self._origin}") from self._failure
 
     def _wake(self) -> None:
         """Wake the step loop; the first call starts it on this actor's event loop."""
@@ -331,9 +332,9 @@ class EngineActor(RunActor):
         """Step while there is work; let waiting calls run between steps."""
         try:
             while self._failure is None:
-                held = self._paused or self._asleep or self._torn
-                if held or not self._engine.unfinished:
-                    if not held and (lost := sum(stream.left for stream in set(self._streams.values()))):
+                frozen = self._paused or self._asleep or self._torn
+                if frozen or not self._engine.unfinished:
+                    if not frozen and (lost := sum(stream.left for stream in set(self._streams.values()))):
                         raise EngineError(
                             f"{type(self._engine).__name__} has no unfinished requests, but never returned the "
                             f"completions of {counted(lost, 'request')}"

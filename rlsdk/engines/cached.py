@@ -98,8 +98,8 @@ class CachedModel:
         return self._expected
 
     def _copy(self, weights: Weights) -> None:
-        held = self.net.state_dict()
-        known = {*self._shapes(), *held, *(name for name, _ in self.net.named_buffers())}
+        tensors = self.net.state_dict()
+        known = {*self._shapes(), *tensors, *(name for name, _ in self.net.named_buffers())}
         if unknown := [name for name in weights.tensors if name not in known]:
             raise EngineError(
                 f"weights of version {weights.version}: {len(unknown)} tensors do not belong to the model: "
@@ -107,8 +107,8 @@ class CachedModel:
             )
         with torch.inference_mode():
             for name, tensor in from_checkpoint(self.net, dict(from_weights(weights))):
-                if name in held:
-                    held[name].copy_(tensor)
+                if name in tensors:
+                    tensors[name].copy_(tensor)
 
     def logprobs(self, token_ids: np.ndarray) -> np.ndarray:
         """float32 `[k - 1]`: at temperature 1, of each token of `[k]` given those before it."""
@@ -117,8 +117,8 @@ class CachedModel:
         with torch.inference_mode():
             ids = torch.as_tensor(np.array(token_ids), device=self._device)
             scores = self.net(ids[None], use_cache=False).logits[0, :-1].float().log_softmax(-1)
-            found: np.ndarray = scores.gather(-1, ids[1:, None])[:, 0].cpu().numpy()
-        return found
+            logprobs: np.ndarray = scores.gather(-1, ids[1:, None])[:, 0].cpu().numpy()
+        return logprobs
 
     def sleep(self) -> None:
         """Free the device for a colocated learner; on a CPU there is nothing to free."""
@@ -169,28 +169,28 @@ class CachedModel:
         *,
         keeps_experts: bool,
     ) -> torch.Tensor:
-        found: torch.Tensor | None = None
+        result: torch.Tensor | None = None
         for part in _parts([len(p) for p in prompts], budget):
             if keeps_experts:
                 self._routers.record()
             see = self._seeing([requests[i] for i in part], [len(prompts[i]) for i in part])
             logits, cache, lengths, offsets = prefill(self.net, [prompts[i] for i in part], self._device, see)
-            mine = np.flatnonzero((source >= part.start) & (source < part.stop))
+            members = np.flatnonzero((source >= part.start) & (source < part.stop))
             if keeps_experts:
                 routing = self._routers.take().numpy()
                 routing = routing.reshape(len(part), -1, *routing.shape[1:])
-                for i in mine.tolist():
+                for i in members.tolist():
                     count = len(prompts[source[i]])
                     self.rows.routing[rows[i], :count] = routing[source[i] - part.start, -count:]
-            at = torch.from_numpy(source[mine] - part.start).to(self._device)
+            at = torch.from_numpy(source[members] - part.start).to(self._device)
             if offsets is not None:
-                self.rows.offset[rows[mine]] = offsets[at].cpu().numpy()
-            self._slots.fill(cache, at, lengths, torch.from_numpy(rows[mine]).to(self._device))
-            if found is None:
-                found = logits.new_empty(len(rows), logits.shape[-1])
-            found[torch.from_numpy(mine).to(self._device)] = logits[at]
-        assert found is not None
-        return found
+                self.rows.offset[rows[members]] = offsets[at].cpu().numpy()
+            self._slots.fill(cache, at, lengths, torch.from_numpy(rows[members]).to(self._device))
+            if result is None:
+                result = logits.new_empty(len(rows), logits.shape[-1])
+            result[torch.from_numpy(members).to(self._device)] = logits[at]
+        assert result is not None
+        return result
 
     def _seeing(self, requests: Sequence[Request], lengths: Sequence[int]) -> See | None:
         """Return a function that builds the model's arguments from tokens and images; None if there are no images."""
@@ -327,8 +327,8 @@ def likeliest(
     Returns:
         Ids int64 `[count]` and their logprobs float32 `[count]`, descending.
     """
-    found = _distribution(logits, temperature, top_p, top_k)[0].topk(count)
-    return found.indices.cpu().numpy(), found.values.cpu().numpy()
+    top = _distribution(logits, temperature, top_p, top_k)[0].topk(count)
+    return top.indices.cpu().numpy(), top.values.cpu().numpy()
 
 
 def _distribution(logits: torch.Tensor, temperature: np.ndarray, top_p: np.ndarray, top_k: np.ndarray) -> torch.Tensor:

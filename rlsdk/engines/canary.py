@@ -71,16 +71,16 @@ class Canary:
         """
         worst = max((self._compare(version, learner, rank, seen) for rank, seen in engines.items()), default=0.0)
         if updated and self._before is not None:
-            _, own, theirs = self._before
+            _, before, engines_before = self._before
             # The first warm-up steps may be too small for 16 bits, even in the learner.
-            if not (self._rounds and np.array_equal(learner, own)):
-                both = sorted(theirs.keys() & engines.keys())  # other engines joined or left in the meantime
-                moved = float(np.abs(learner - own).max())
+            if not (self._rounds and np.array_equal(learner, before)):
+                both = sorted(engines_before.keys() & engines.keys())  # other engines joined or left in the meantime
+                moved = float(np.abs(learner - before).max())
                 # A sync without effect would stay below the tolerance for many small steps. Once weights are known to
                 # arrive, only steps that show in 16 bits must change logprobs.
                 if not self._moved or moved > _SHOWS * self._tolerance:
                     for rank in both:
-                        if np.array_equal(theirs[rank], engines[rank]):
+                        if np.array_equal(engines_before[rank], engines[rank]):
                             raise CanaryError(
                                 f"weights version {version}: the logprobs of engine {rank} did not change with the "
                                 f"update, which moved the learner's by up to {moved:.2g}; the sync has no effect"

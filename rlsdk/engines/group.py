@@ -154,8 +154,8 @@ class EngineGroup:
         if restarts is None or self.shared:
             return
         by_id = {node.id: node for node in nodes}
-        for rank, (actor, found) in list(self._starting.items()):
-            if found.done() and (node := by_id.get(found.result())):
+        for rank, (actor, node_task) in list(self._starting.items()):
+            if node_task.done() and (node := by_id.get(node_task.result())):
                 log.warning("engine %d starts on %s: it is started elsewhere", rank, node)
                 del self._starting[rank]
                 kill(actor)
@@ -215,15 +215,15 @@ class EngineGroup:
         async with self._syncing:
             self._loaded = None  # so that Ray's store does not hold two versions at once
             ids = canary.token_ids
-            found = await deliver(self, learner, version, ids, wake=self.shared)
+            result = await deliver(self, learner, version, ids, wake=self.shared)
             self._awake.set()
             try:
-                gap = canary.check(version, found.expected, found.seen, updated=updated)
+                gap = canary.check(version, result.expected, result.seen, updated=updated)
             except CanaryError as error:
-                received = await received_checksums(self, learner, found.weights, ids)
+                received = await received_checksums(self, learner, result.weights, ids)
                 sent = await asyncio.to_thread(learner.checksums)
                 raise CanaryError(f"{error}\n{describe_checksums(sent, received)}") from error
-            self._loaded = LoadedWeights(learner, canary, version, found.weights)  # for engines that start later
+            self._loaded = LoadedWeights(learner, canary, version, result.weights)  # for engines that start later
             return gap
 
     async def clock(self) -> dict[str, float]:
@@ -320,14 +320,14 @@ class EngineGroup:
             log.warning("engine %d was placed on a node that no longer exists, and is placed again", rank)
             self._background(self._restart(restarts, rank))
             return
-        said = self._failures.add(rank, self.step, error)
+        sentence = self._failures.add(rank, self.step, error)
         if fault := self._failures.too_many(rank):
             self._fail(EngineError(fault))
             return
         if rank in self._leaving:
-            log.warning("engine died while being drained; its requests are sampled again: %s", said)
+            log.warning("engine died while being drained; its requests are sampled again: %s", sentence)
             return
-        log.warning("engine died and will be replaced: %s", said)
+        log.warning("engine died and will be replaced: %s", sentence)
         self._background(self._restart(restarts, rank))
 
     def _background(self, work: Coroutine[Any, Any, None]) -> None:

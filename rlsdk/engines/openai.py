@@ -126,13 +126,13 @@ class OpenAI:
         self._threads = ThreadPoolExecutor(self.parallel)
         if not self.model:
             try:
-                found = self._threads.submit(self._call, "GET", "/models").result(self.timeout + LATE_SECONDS)
+                models = self._threads.submit(self._call, "GET", "/models").result(self.timeout + LATE_SECONDS)
             except TimeoutError as error:
                 raise EngineError(self._late("/models")) from error
             try:
-                self.model = str(found["data"][0]["id"])
+                self.model = str(models["data"][0]["id"])
             except (LookupError, TypeError) as error:
-                said = f"{self.base_url}/models lists no model: {found!r:.{_SAID}}"
+                said = f"{self.base_url}/models lists no model: {models!r:.{_SAID}}"
                 raise EngineError(f"{said}; set engine.model") from error
 
     def add(self, requests: Sequence[Request]) -> None:
@@ -237,12 +237,12 @@ class OpenAI:
             "seed": None if request.seed is None else (request.seed + index) % 2**31,
         }
         body |= {name: value for name, value in more.items() if value not in (None, 0, [], False)}
-        found = self._call("POST", "/completions", body, attempts, retry_until=time.monotonic() + self.timeout)
+        answer = self._call("POST", "/completions", body, attempts, retry_until=time.monotonic() + self.timeout)
         try:
-            choice = found["choices"][0]
+            choice = answer["choices"][0]
             text, given = choice["text"], choice.get("finish_reason")
         except (LookupError, TypeError, AttributeError) as error:
-            said = f"{self.base_url}/completions: the answer is not a completion: {found!r:.{_SAID}}"
+            said = f"{self.base_url}/completions: the answer is not a completion: {answer!r:.{_SAID}}"
             raise EngineError(said) from error
         finish: Finish = given if given in ("stop", "length") else "stop"
         tokens = choice.get("token_ids")
@@ -290,13 +290,13 @@ class OpenAI:
                 # A server may close an idle connection just when it is used again.
                 if late or wait > LONGEST_RECONNECT or isinstance(error, httpx.TimeoutException):
                     raise EngineError(f"{self.base_url} cannot be reached ({type(error).__name__}: {error})") from error
-                said = f"{type(error).__name__}: {error}"
+                reason = f"{type(error).__name__}: {error}"
             else:
                 if late or response.status_code not in _BUSY:
                     break
-                said = f"status {response.status_code}"
+                reason = f"status {response.status_code}"
             attempts.until = math.inf
-            log.warning("%s%s: %s; retry in %g s", self.base_url, path, said, wait)
+            log.warning("%s%s: %s; retry in %g s", self.base_url, path, reason, wait)
             if attempts.aborted.wait(wait):
                 raise EngineError("the request was aborted")
             wait = min(2 * wait, LONGEST_RETRY)
@@ -306,13 +306,13 @@ class OpenAI:
                 f"variable {self.api_key_env} (engine.api_key_env)"
             )
         if response.status_code != 200:
-            said = response.text[:_SAID]
-            raise EngineError(f"{self.base_url}{path} answered with status {response.status_code}: {said}")
+            reason = response.text[:_SAID]
+            raise EngineError(f"{self.base_url}{path} answered with status {response.status_code}: {reason}")
         try:
             return response.json()
         except ValueError as error:
-            said = response.text[:_SAID]
-            raise EngineError(f"{self.base_url}{path}: the answer is not JSON: {said!r}") from error
+            reason = response.text[:_SAID]
+            raise EngineError(f"{self.base_url}{path}: the answer is not JSON: {reason!r}") from error
 
     def _late(self, path: str) -> str:
         return f"{self.base_url}{path} gave no complete answer within {self.timeout:g} s (engine.timeout)"

@@ -31,9 +31,9 @@ def end_ids(model: Model, tokenizer: Any) -> tuple[int, ...]:
     from transformers import AutoConfig, GenerationConfig
 
     config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
-    found = {tokenizer.eos_token_id, *_listed(getattr(config, "eos_token_id", None))}
+    ends = {tokenizer.eos_token_id, *_listed(getattr(config, "eos_token_id", None))}
     try:
-        found.update(_listed(GenerationConfig.from_pretrained(model.path).eos_token_id))
+        ends.update(_listed(GenerationConfig.from_pretrained(model.path).eos_token_id))
     except (OSError, TypeError, ValueError) as error:
         file = Path(model.path) / "generation_config.json"
         if file.is_file():
@@ -42,7 +42,7 @@ def end_ids(model: Model, tokenizer: Any) -> tuple[int, ...]:
             ) from error
         if not isinstance(error, OSError):  # of the hub; the file is optional
             raise
-    return tuple(sorted(i for i in found if i is not None))
+    return tuple(sorted(i for i in ends if i is not None))
 
 
 def vocabulary_size(model: Model) -> int:

@@ -120,7 +120,7 @@ class RunningRows:
 
     def requests(self, rows: np.ndarray) -> list[Request]:
         """Return the requests of rows that are alive."""
-        return [held.request for row in rows.tolist() if (held := self.held[row]) is not None]
+        return [pending.request for row in rows.tolist() if (pending := self.held[row]) is not None]
 
     def free(self) -> np.ndarray:
         """Rows that can be assigned, used ones first, int64."""
@@ -159,24 +159,24 @@ class RunningRows:
         """Return bool per row: whether the token just written completes one of its stop strings."""
         if not self.watched:
             return np.zeros(len(rows), dtype=bool)
-        found = np.zeros(len(rows), dtype=bool)
+        stopped = np.zeros(len(rows), dtype=bool)
         for i, row in enumerate(rows.tolist()):
             if row in self.watched:
-                held = self.held[row]
-                assert held is not None and held.stops is not None
-                found[i] = held.stops.feed(int(self.tokens[row, self.length[row]]))
-        return found
+                pending = self.held[row]
+                assert pending is not None and pending.stops is not None
+                stopped[i] = pending.stops.feed(int(self.tokens[row, self.length[row]]))
+        return stopped
 
     def take(self, row: int, end: int, finish: Finish) -> Completion:
         """End a row and return its completion up to position `end`."""
-        held = self.held[row]
-        assert held is not None
+        pending = self.held[row]
+        assert pending is not None
         start = int(self.start[row])
         self.alive[row], self.held[row] = False, None
         self.watched.discard(row)
         completion = Completion(
-            request=held.request.id,
-            index=held.index,
+            request=pending.request.id,
+            index=pending.index,
             finish=finish,
             # The last token has no routing, since it was not read.
             routed_experts=self.routing[row, : end - 1].copy() if self.routing.shape[2] else None,
@@ -187,25 +187,25 @@ class RunningRows:
 
     def sampled(self, since: Mapping[tuple[str, int], int]) -> list[Sampled]:
         """Return new tokens of rows that are alive; see `contracts.ShowsProgress`."""
-        found = []
+        sampled = []
         for row in self.running.tolist():
-            held = self.held[row]
-            assert held is not None
-            known = since.get((held.request.id, held.index))
+            pending = self.held[row]
+            assert pending is not None
+            known = since.get((pending.request.id, pending.index))
             begin, end = int(self.start[row]) + (known or 0), int(self.length[row]) + 1
             if known is not None and begin < end:
                 arrays = self._arrays(row, begin, end)
-                found.append(Sampled(request=held.request.id, index=held.index, start=known, **arrays))
-        return found
+                sampled.append(Sampled(request=pending.request.id, index=pending.index, start=known, **arrays))
+        return sampled
 
     def _arrays(self, row: int, begin: int, end: int) -> dict[str, Any]:
         """Return copies of a row's tokens and other sampled values between two positions."""
         names: dict[str, np.ndarray] = {"token_ids": self.tokens, "logprobs": self.logprobs, "versions": self.versions}
-        found: dict[str, Any] = {name: array[row, begin:end].copy() for name, array in names.items()}
+        arrays: dict[str, Any] = {name: array[row, begin:end].copy() for name, array in names.items()}
         if row in self.top:
             start = int(self.start[row])
-            found["top"] = stack_top(self.top[row][begin - start : end - start])
-        return found
+            arrays["top"] = stack_top(self.top[row][begin - start : end - start])
+        return arrays
 
     def compact(self) -> np.ndarray:
         """Move the rows that are alive to the front; return their old indices, int64 ascending."""
@@ -217,7 +217,7 @@ class RunningRows:
         for array in (*per_row, *sampling, *per_token):
             array[:count] = array[kept]
         self.held[: self.used] = [self.held[r] for r in kept] + [None] * (self.used - count)
-        self.watched = {r for r in range(count) if (held := self.held[r]) is not None and held.stops is not None}
+        self.watched = {r for r in range(count) if (pending := self.held[r]) is not None and pending.stops is not None}
         self.top = {new: self.top[old] for new, old in enumerate(kept.tolist()) if old in self.top}
         self.alive[:] = np.arange(self.capacity) < count
         self.used = count

@@ -45,8 +45,8 @@ class StateLayer(LinearAttentionLayer):
 
     def show(self, rows: int) -> None:
         """Expose the states of the first rows to the model."""
-        for (name, index), held in self._held.items():
-            getattr(self, name)[index] = held[:rows]
+        for (name, index), states in self._held.items():
+            getattr(self, name)[index] = states[:rows]
             getattr(self, f"is_{name}_initialized")[index] = True
             self.has_previous_state[index] = True
 
@@ -122,22 +122,22 @@ class SlotLayer(CacheLayerMixin):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write one token per row and return the keys and values that attention reads."""
         at = self.cursor
-        for held, new in ((self.keys, key_states), (self.values, value_states)):
+        for cache, new in ((self.keys, key_states), (self.values, value_states)):
             # When compiled, a plain number as an index would create a graph for each value.
             if torch.compiler.is_compiling() or at.column is None:
-                held[at.index, :, at.columns] = new[:, :, 0]
+                cache[at.index, :, at.columns] = new[:, :, 0]
             else:
-                held[: at.rows, :, at.column] = new[:, :, 0]
+                cache[: at.rows, :, at.column] = new[:, :, 0]
         return self.keys[: at.rows, :, : at.width], self.values[: at.rows, :, : at.width]
 
     def reserve(self, rows: int, columns: int) -> None:
         """Grow the cache to at least this many rows and columns, with zeros, since masked columns must be finite."""
         for name in ("keys", "values"):
-            held = getattr(self, name)
-            if held.shape[0] < rows or held.shape[2] < columns:
-                size = (max(rows, held.shape[0]), held.shape[1], max(columns, held.shape[2]), held.shape[3])
-                larger = held.new_zeros(size)
-                larger[: held.shape[0], :, : held.shape[2]] = held
+            cache = getattr(self, name)
+            if cache.shape[0] < rows or cache.shape[2] < columns:
+                size = (max(rows, cache.shape[0]), cache.shape[1], max(columns, cache.shape[2]), cache.shape[3])
+                larger = cache.new_zeros(size)
+                larger[: cache.shape[0], :, : cache.shape[2]] = cache
                 setattr(self, name, larger)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -191,8 +191,8 @@ class Slots(Cache):
             if not layer.is_initialized:
                 layer.lazy_initialization(done.keys, done.values)
             layer.reserve(int(rows.max()) + 1, width)
-            for held, new in ((layer.keys, done.keys), (layer.values, done.values)):
-                held[rows, :, :width] = new[source] if whole else new[source[:, None], :, columns].transpose(1, 2)
+            for cache, new in ((layer.keys, done.keys), (layer.values, done.values)):
+                cache[rows, :, :width] = new[source] if whole else new[source[:, None], :, columns].transpose(1, 2)
 
     def advance(
         self,
@@ -252,8 +252,8 @@ class Slots(Cache):
     def keep(self, rows: torch.Tensor, columns: int) -> None:
         """Move the first `columns` columns of these rows, ascending, to the front."""
         for layer in self.attention:
-            for held in (layer.keys, layer.values):
-                held[: len(rows), :, :columns] = held[rows, :, :columns]
+            for cache in (layer.keys, layer.values):
+                cache[: len(rows), :, :columns] = cache[rows, :, :columns]
         for state in self.recurrent:
             state.keep(rows)
 
@@ -301,8 +301,8 @@ def prefill(
     tokens = torch.from_numpy(ids).to(device)
     positions = (seen.cumsum(-1) - 1).clamp_(min=0)
     images = None if see is None else see(tokens, seen)
-    given = {"position_ids": positions, **({"input_ids": tokens} if images is None else images)}
-    output = net(**given, attention_mask=seen.long(), past_key_values=cache, use_cache=True, logits_to_keep=1)
+    inputs = {"position_ids": positions, **({"input_ids": tokens} if images is None else images)}
+    output = net(**inputs, attention_mask=seen.long(), past_key_values=cache, use_cache=True, logits_to_keep=1)
     return output.logits[:, -1], cache, lengths, None if images is None else offsets(images, lengths)
 
 

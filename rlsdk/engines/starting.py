@@ -158,13 +158,13 @@ async def engine_clocks(engines: Sequence[Any]) -> list[dict[str, float]]:
     Raises:
         EngineError: One of them has died, or its code raised.
     """
-    found = []
+    clocks = []
     for rank, engine in enumerate(engines):
         try:
-            found.append(await engine.health.remote())
+            clocks.append(await engine.health.remote())
         except Exception as error:
             raise EngineError(f"engine {rank} failed while serving: {described(error)}") from error
-    return found
+    return clocks
 
 
 async def until_ready(rank: int, ready: Any, needs: Mapping[str, float]) -> Any:

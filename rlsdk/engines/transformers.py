@@ -149,8 +149,8 @@ class Transformers:
         limit, loaded = self._model.max_length, self._loaded
         check_images(requests, loaded.vision if sees(self.net) and not self.compile else None)
         check_requests(requests, max_length=limit, vocabulary=self._ends.vocabulary)
-        held = (p.request.id for p in [*self._rows.held, *self._waiting] if p is not None)
-        check_known([r.id for r in requests], held)
+        active = (p.request.id for p in [*self._rows.held, *self._waiting] if p is not None)
+        check_known([r.id for r in requests], active)
         if len(self._ends.table) > _END_SETS and not self.unfinished:
             self._ends = EndTable(self._ends.vocabulary)
         for request in requests:
@@ -190,8 +190,8 @@ class Transformers:
         """
         if self._model.exact:
             return []
-        found: list[Sampled] = self._rows.sampled(since)
-        return found
+        sampled: list[Sampled] = self._rows.sampled(since)
+        return sampled
 
     @property
     def net(self) -> Any:
@@ -264,8 +264,8 @@ class Transformers:
         count, limit = len(token_ids), self._model.max_length
         if not 2 <= count <= limit:
             raise ValueFault(f"logprobs of {count} tokens; give at least 2 and at most model.max_length, {limit}")
-        found: np.ndarray = self._loaded.logprobs(token_ids)
-        return found
+        logprobs: np.ndarray = self._loaded.logprobs(token_ids)
+        return logprobs
 
     def reseed(self, seed: int) -> None:
         """Seed the engine's generator, so that the same requests in the same order give the same tokens."""
@@ -341,8 +341,7 @@ class Transformers:
             for i in np.flatnonzero([row in rows.top for row in where.tolist()]).tolist():
                 count = rows.held[where[i]].request.sampling.top_logprobs
                 one = slice(i, i + 1)
-                found = likeliest(logits[one], temperature[one], top_p[one], top_k[one], count)
-                rows.top[int(where[i])].append(found)
+                rows.top[int(where[i])].append(likeliest(logits[one], temperature[one], top_p[one], top_k[one], count))
         stopped = self._ends.table[rows.ends[where], tokens] | rows.stopped_by_text(where)
         full = at + 1 >= rows.limit[where]
         done = np.flatnonzero(stopped | full)
@@ -353,13 +352,13 @@ class Transformers:
 
     def _end(self, row: int, end: int, finish: Finish) -> Completion:
         """End a row and return the tokens before position `end`, with exact logprobs in exact mode."""
-        rows, held = self._rows, self._rows.held[row]
-        sampling, start = held.request.sampling, int(rows.start[row])
+        rows, pending = self._rows, self._rows.held[row]
+        sampling, start = pending.request.sampling, int(rows.start[row])
         whole = sampling.temperature == 0 or (sampling.top_p == 1 and sampling.top_k == 0)
         if self._model.exact and whole:  # the learner cannot restrict the vocabulary
             tokens, width = rows.tokens[row, :end], self._model.max_length
-            found = sequence_logprobs(self.net, tokens, width, sampling.temperature or 1.0)
-            rows.logprobs[row, start:end] = found[start - 1 :]
+            exact = sequence_logprobs(self.net, tokens, width, sampling.temperature or 1.0)
+            rows.logprobs[row, start:end] = exact[start - 1 :]
         completion: Completion = rows.take(row, end, finish)
         return completion
 

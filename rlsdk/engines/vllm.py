@@ -210,11 +210,11 @@ class Vllm(VllmOptions):
                 running.routing.append(output.routed_experts)
             if output.new_token_ids:
                 running.stamp(version)
-                found, top = output.new_logprobs, tuple[Any, ...]()
+                logprobs, top = output.new_logprobs, tuple[Any, ...]()
                 if running.likeliest:  # the first column is the sampled token's
                     columns = slice(1, 1 + running.likeliest)
-                    top = tuple(zip(found.logprob_token_ids[:, columns], found.logprobs[:, columns], strict=True))
-                if running.record(output.new_token_ids, found.logprobs[:, 0].tolist(), top):
+                    top = tuple(zip(logprobs.logprob_token_ids[:, columns], logprobs.logprobs[:, columns], strict=True))
+                if running.record(output.new_token_ids, logprobs.logprobs[:, 0].tolist(), top):
                     if reason is None:
                         stopped.append(name)
                     reason = 0
@@ -355,9 +355,9 @@ class Vllm(VllmOptions):
     def _held(self) -> Mapping[str, Any]:
         if self.tensor_parallel_size > 1 or self._adapter is not None:
             return {}
-        (found,) = self._llm.collective_rpc("rlsdk_held")
-        held: Mapping[str, Any] = found
-        return held
+        (only,) = self._llm.collective_rpc("rlsdk_held")
+        tensors: Mapping[str, Any] = only
+        return tensors
 
     def _prepare(self, version: int, adapter: Adapter | None) -> None:
         self._check_awake(self._weights_asleep)
@@ -399,8 +399,8 @@ class Vllm(VllmOptions):
         with nullcontext() if core is None else core.scheduler.before_others(name, count):
             while self._canaries[name] is None:
                 self._advance()
-        found: np.ndarray = np.asarray(self._canaries.pop(name), dtype=np.float32)
-        return found
+        logprobs: np.ndarray = np.asarray(self._canaries.pop(name), dtype=np.float32)
+        return logprobs
 
     def reseed(self, seed: int) -> None:
         """Seed the engine's generator, so that the same requests in the same order give the same tokens."""

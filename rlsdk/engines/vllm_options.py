@@ -66,7 +66,7 @@ def engine_arguments(
         images: True if the model reads images.
     """
     cpu = place.device == "cpu"
-    found: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "model": model.path,
         "dtype": model.dtype,
         "max_model_len": model.max_length,
@@ -86,25 +86,25 @@ def engine_arguments(
         "scheduler_cls": "rlsdk.engines.vllm_classes.DecodeScheduler",
     }
     if adapter is not None:
-        found |= adapter_arguments(adapter)
+        arguments |= adapter_arguments(adapter)
     if routing:
-        found["enable_return_routed_experts"] = True
+        arguments["enable_return_routed_experts"] = True
     if images:
-        found |= _IMAGE_ARGUMENTS
+        arguments |= _IMAGE_ARGUMENTS
     if cpu:
         # With vLLM's 128, attention over short sequences reads mostly padding; smaller blocks cost bookkeeping.
-        found["block_size"] = 64
+        arguments["block_size"] = 64
         if latent:
             # vLLM's CPU kernel rotates slices as if they were contiguous, which gives wrong results.
-            found["compilation_config"] = {"custom_ops": ["-rotary_embedding"]}
+            arguments["compilation_config"] = {"custom_ops": ["-rotary_embedding"]}
     else:
-        found |= {"gpu_memory_utilization": options.gpu_share(place), "enable_sleep_mode": place.colocated}
+        arguments |= {"gpu_memory_utilization": options.gpu_share(place), "enable_sleep_mode": place.colocated}
     if options.tensor_parallel_size > 1:
-        found |= {"tensor_parallel_size": options.tensor_parallel_size, "distributed_executor_backend": _EXECUTOR}
-    given = {**found, **options.args}
+        arguments |= {"tensor_parallel_size": options.tensor_parallel_size, "distributed_executor_backend": _EXECUTOR}
+    chosen = {**arguments, **options.args}
     if model.head_dtype == "float32":
-        given["hf_overrides"] = {**given.get("hf_overrides", {}), "head_dtype": "float32"}
-    return given
+        chosen["hf_overrides"] = {**chosen.get("hf_overrides", {}), "head_dtype": "float32"}
+    return chosen
 
 
 _IMAGE_ARGUMENTS = {
@@ -156,13 +156,13 @@ def prompt_with_images(request: Request, vision: Vision) -> Any:
     items, places = [], []
     begin = 0
     for image in request.images:
-        given = dict(vision.pixels(image))
-        patches = torch.tensor([len(given["pixel_values"])])
-        if "image_grid_thw" not in given:  # Gemma 3
-            given["num_patches"] = patches
-        fields = {name: MultiModalFieldConfig.batched("image", keep_on_cpu=True) for name in given}
+        inputs = dict(vision.pixels(image))
+        patches = torch.tensor([len(inputs["pixel_values"])])
+        if "image_grid_thw" not in inputs:  # Gemma 3
+            inputs["num_patches"] = patches
+        fields = {name: MultiModalFieldConfig.batched("image", keep_on_cpu=True) for name in inputs}
         fields["pixel_values"] = MultiModalFieldConfig.flat_from_sizes("image", patches)
-        items += MultiModalKwargsItems.from_hf_inputs(given, fields)["image"]
+        items += MultiModalKwargsItems.from_hf_inputs(inputs, fields)["image"]
         count = vision.count(image)
         places.append(PlaceholderRange(offset=positions[begin], length=count))
         begin += count
@@ -292,23 +292,23 @@ class VllmOptions:
         """Return the environment variables to set before the actor's process imports anything."""
         workers = self.tensor_parallel_size
         each = attrs.evolve(place, threads=max(1, place.threads // workers), world_size=place.world_size * workers)
-        found = each.environment() | {
+        variables = each.environment() | {
             "VLLM_NO_USAGE_STATS": "1",
             # Keep the scheduler in this process, so that canary requests can go first.
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         }
         if place.cache:
-            found["VLLM_CACHE_ROOT"] = str(Path(place.cache) / "vllm")
+            variables["VLLM_CACHE_ROOT"] = str(Path(place.cache) / "vllm")
         if place.device == "cpu":
-            found |= {
+            variables |= {
                 # vLLM would pin each engine to the same cores.
                 "VLLM_CPU_OMP_THREADS_BIND": "nobind",
                 "VLLM_CPU_KVCACHE_SPACE": str(self.kv_cache_gib),
             }
             if self.enforce_eager is not False:
                 # Otherwise vLLM compiles a sampler kernel anyway, which takes 12 s and gains nothing.
-                found["TORCHDYNAMO_DISABLE"] = "1"
-        return found
+                variables["TORCHDYNAMO_DISABLE"] = "1"
+        return variables
 
     def expect_adapter(self, adapter: Adapter) -> None:
         """Make `load_weights` expect adapters of this shape on top of the folder's weights; called before `start`.

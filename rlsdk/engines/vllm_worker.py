@@ -165,14 +165,14 @@ class WorkerExtension:
         import torch
 
         model = self.model_runner.get_model()
-        held: dict[str, Any] = model.state_dict()
-        prepacked = any(not tensor.numel() for tensor in held.values())
+        tensors: dict[str, Any] = model.state_dict()
+        prepacked = any(not tensor.numel() for tensor in tensors.values())
         derived = any(
             isinstance(value, torch.Tensor) and value.ndim and not name.startswith("kv_cache")
             for module in model.modules()
             for name, value in vars(module).items()
         )
-        return {} if prepacked or derived else held
+        return {} if prepacked or derived else tensors
 
     @contextmanager
     def _new_expert_kernels(self) -> Iterator[None]:

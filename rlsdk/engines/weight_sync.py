@@ -69,13 +69,13 @@ async def deliver(engines: EngineGroup, learner: WeightSender, version: int, ids
         wake: True if engines are asleep and must be woken.
     """
     canary = None if wake else ids  # an engine without its KV cache cannot compute it
-    found, asleep = None, wake
+    result, asleep = None, wake
     if isinstance(learner, StreamsToEngines) and learner.streams:
         if asleep:
             await _wake_weights(engines, learner)
             asleep = False
-        found = await _stream(engines, learner, version, ids, canary)
-    if found is None:
+        result = await _stream(engines, learner, version, ids, canary)
+    if result is None:
         weights = await asyncio.to_thread(learner.weights, version)
         if asleep:
             await _wake_weights(engines, learner)
@@ -83,11 +83,11 @@ async def deliver(engines: EngineGroup, learner: WeightSender, version: int, ids
         # computes its own in parallel.
         loads, forward = engines.all("load_weights", weights, canary), asyncio.to_thread(learner.canary, ids)
         seen, expected = await asyncio.gather(loads, forward)
-        found = SyncResult(seen, expected, weights)
+        result = SyncResult(seen, expected, weights)
     if wake:
         await _free_device(learner)
-        found = attrs.evolve(found, seen=await engines.all("wake", ids))
-    return found
+        result = attrs.evolve(result, seen=await engines.all("wake", ids))
+    return result
 
 
 async def _wake_weights(engines: EngineGroup, learner: WeightSender) -> None:
@@ -174,9 +174,9 @@ async def received_checksums(
     """Return the CRC-32 of each tensor as an engine receives it, which sends a stream again."""
     rank = min(engines.ranks)
     if weights is not None or not isinstance(learner, StreamsToEngines):
-        found = await engines.call(rank, "checksums", weights)
+        checksums = await engines.call(rank, "checksums", weights)
     else:
         stream = await asyncio.to_thread(learner.stream, 1, ids)
         call = engines.call(rank, "checksums", stream.offer, seat=1)
-        _, found = await asyncio.gather(asyncio.to_thread(stream.finish), call)
-    return dict(*found)
+        _, checksums = await asyncio.gather(asyncio.to_thread(stream.finish), call)
+    return dict(*checksums)

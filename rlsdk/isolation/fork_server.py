@@ -143,17 +143,17 @@ class ForkServer:
         """
         retried, server = False, None
         while True:
-            here, there = socket.socketpair()
-            here.setblocking(False)
+            ours, theirs = socket.socketpair()
+            ours.setblocking(False)
             try:
-                with there:
+                with theirs:
                     await self.ready()
                     server = self._process
-                    await self._request(there)
+                    await self._request(theirs)
                 async with asyncio.timeout(FORK_SECONDS):
-                    return Fork(int(await receive_async(here)), here)
+                    return Fork(int(await receive_async(ours)), ours)
             except (EOFError, OSError) as error:
-                here.close()
+                ours.close()
                 if isinstance(error, TimeoutError) and server is self._process is not None:  # such as under SIGSTOP
                     log.warning("the process that forks %s does not answer and is replaced", self._what)
                     self.close()
@@ -163,7 +163,7 @@ class ForkServer:
                     raise ForkServerError(f"no process could be forked for {self._what}; {why}") from error
                 retried = True
             except BaseException:
-                here.close()
+                ours.close()
                 raise
 
     async def ending(self, fork: Fork) -> str:

@@ -72,12 +72,12 @@ def marked(mark: str) -> list[psutil.Process]:
     """Find the processes that carry the run's mark in their environment."""
     import psutil  # `rlsdk explain` imports this module where no training is installed
 
-    found = []
+    processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):  # it has exited, or belongs to another user
             if process.environ().get(MARK) == mark:
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def _is_tracker(process: psutil.Process) -> bool:

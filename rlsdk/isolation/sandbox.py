@@ -140,8 +140,8 @@ def run(
         kind, ran = _parsed(_launch(request, timeout + _GRACE))
     if kind == "ready":
         return ran
-    said = kind or "it ended, or ran out of time, before it was ready"
-    raise EnvironmentFault(f"the sandbox did not start: {said}")
+    reason = kind or "it ended, or ran out of time, before it was ready"
+    raise EnvironmentFault(f"the sandbox did not start: {reason}")
 
 
 def missing() -> str:
@@ -170,9 +170,9 @@ def require(prelude: str, limits: SandboxLimits, isolation: Isolation, packages:
         )
     ran = _tried(prelude, limits, isolation, packages)
     if ran.status != 0:
-        said = ran.errors.decode("utf-8", "replace").strip().rpartition("\n")[2] or f"status {ran.status}"
+        reason = ran.errors.decode("utf-8", "replace").strip().rpartition("\n")[2] or f"status {ran.status}"
         raise ValueFault(
-            f"no code can pass: with this prelude and these limits a program of one line fails with: {said}"
+            f"no code can pass: with this prelude and these limits a program of one line fails with: {reason}"
         )
 
 
@@ -250,7 +250,7 @@ def _launch(request: dict[str, Any], seconds: float) -> bytes:
 
 def _parsed(report: bytes) -> tuple[str, list[SandboxResult]]:
     """Parse the launcher's report: `ready`, empty or its fault, and the completely reported runs."""
-    kind, found, place = "", [], 0
+    kind, results, place = "", [], 0
     while (end := report.find(b"\n", place)) >= 0:
         word, *values, size = report[place:end].decode().split(" ")
         content = report[end + 1 : end + 1 + int(size)]
@@ -262,6 +262,6 @@ def _parsed(report: bytes) -> tuple[str, list[SandboxResult]]:
         if word == "run":
             stopped, errors = values[0], int(values[1])
             status = None if stopped in ("time", "output") else int(stopped)
-            found.append(SandboxResult(status, content[errors:], content[:errors], stopped if status is None else ""))  # type: ignore[arg-type]
+            results.append(SandboxResult(status, content[errors:], content[:errors], stopped if status is None else ""))  # type: ignore[arg-type]
         kind = "ready"
-    return kind, found
+    return kind, results

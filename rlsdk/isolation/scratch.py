@@ -46,9 +46,9 @@ def _remove_left(parent: str, prefix: str) -> None:
         if not path.name.startswith(prefix):
             continue
         with suppress(OSError):  # another program may delete it, too
-            found = path.lstat()
-            mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
-            if not mine or time.time() - found.st_mtime < _NEW_SECONDS:
+            status = path.lstat()
+            mine = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+            if not mine or time.time() - status.st_mtime < _NEW_SECONDS:
                 continue
             folder = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
             try:

@@ -106,22 +106,22 @@ def pass_memory(
         assert layers is not None
         few = {kind: each[: 2 if len(each) > FEW_LAYERS else len(each)] for kind, each in kinds.items()}
         with _only(layers, few):
-            found = base = run()
+            memory = base = run()
         for kind, each in kinds.items():
             if len(each) > FEW_LAYERS:
                 with _only(layers, {**few, kind: each[:3]}):
-                    found = found.plus(run(), base, len(each) - 2)
-    return found
+                    memory = memory.plus(run(), base, len(each) - 2)
+    return memory
 
 
 def _kinds(layers: nn.ModuleList) -> dict[Any, list[nn.Module]]:
     """Group layers that need the same memory: same class, parameters of the same shapes."""
-    found: dict[Any, list[nn.Module]] = {}
+    kinds: dict[Any, list[nn.Module]] = {}
     for layer in layers:
         shapes = tuple((name, tuple(p.shape), p.requires_grad) for name, p in layer.named_parameters())
         windows = tuple(getattr(each, "sliding_window", None) for each in layer.children())
-        found.setdefault((type(layer), shapes, windows), []).append(layer)
-    return found
+        kinds.setdefault((type(layer), shapes, windows), []).append(layer)
+    return kinds
 
 
 @contextmanager
@@ -162,12 +162,12 @@ def no_packed_rows() -> Iterator[None]:
     """Stop transformers from building a mask for packed rows, which it cannot rule out from fake positions."""
     from transformers import masking_utils
 
-    held = masking_utils.find_packed_sequence_indices
+    original = masking_utils.find_packed_sequence_indices
     masking_utils.find_packed_sequence_indices = lambda *_, **__: None
     try:
         yield
     finally:
-        masking_utils.find_packed_sequence_indices = held
+        masking_utils.find_packed_sequence_indices = original
 
 
 def _keep_frequencies(module: nn.Module) -> None:

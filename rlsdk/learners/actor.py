@@ -155,12 +155,12 @@ class LearnerActor(RunActor):
         """
         import torch
 
-        found = dict(self._learner.clock()) if isinstance(self._learner, HasClock) else {}
-        found["host_bytes"] = float(peak_memory())
+        counters = dict(self._learner.clock()) if isinstance(self._learner, HasClock) else {}
+        counters["host_bytes"] = float(peak_memory())
         if torch.cuda.is_available():
-            found["gpu_bytes"] = float(torch.cuda.max_memory_allocated())
-            found["gpu_held_bytes"] = float(torch.cuda.max_memory_reserved())
-        return found
+            counters["gpu_bytes"] = float(torch.cuda.max_memory_allocated())
+            counters["gpu_held_bytes"] = float(torch.cuda.max_memory_reserved())
+        return counters
 
 
 def _host() -> str:

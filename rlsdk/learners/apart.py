@@ -47,9 +47,9 @@ class DividedLearnerGroup(LearnerGroup):
         calls: dict[str, Callable[[], Any]] = {}
         for role, group in self.apart.items():
             calls[role] = partial(group.forward, batch, [name for name in fields if FORWARD[name].model == role])
-        own = [name for name in fields if FORWARD[name].model not in self.apart]
-        found = self._together({"actor": partial(inside, batch, own), **calls})
-        return {name: values for passed in found.values() for name, values in passed.items()}
+        inner = [name for name in fields if FORWARD[name].model not in self.apart]
+        by_role = self._together({"actor": partial(inside, batch, inner), **calls})
+        return {name: values for passed in by_role.values() for name, values in passed.items()}
 
     def logprobs(
         self, batch: TrainBatch, role: Literal["actor", "reference"] = "actor", fields: Sequence[str] = ("logprobs",)
@@ -68,8 +68,8 @@ class DividedLearnerGroup(LearnerGroup):
         calls: dict[str, Callable[[], dict[str, float]]] = {"actor": partial(super().update, batch, minibatches, step)}
         if "critic" in self.apart:
             calls["critic"] = partial(self.apart["critic"].update, batch, minibatches, step)
-        found = self._together(calls)
-        return {name: value for metrics in found.values() for name, value in metrics.items()}
+        by_role = self._together(calls)
+        return {name: value for metrics in by_role.values() for name, value in metrics.items()}
 
     def forward_backward(
         self, batch: TrainBatch, totals: Totals | None = None, *, role: TrainedRole = "actor", **context: Any
@@ -204,5 +204,5 @@ def roles(plan: Plan) -> Roles:
 
 def roles_apart(plan: Plan) -> dict[ApartRole, Roles]:
     """Return the models that run in separate processes."""
-    held: dict[ApartRole, Roles] = {"critic": Roles(critic=plan.critic), "reference": Roles(reference=plan.reference)}
-    return {role: held[role] for role in plan.apart}
+    models: dict[ApartRole, Roles] = {"critic": Roles(critic=plan.critic), "reference": Roles(reference=plan.reference)}
+    return {role: models[role] for role in plan.apart}

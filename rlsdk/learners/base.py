@@ -312,10 +312,10 @@ class TransformersLearner(LearnerOptions):
         if critic is None:
             raise LearnerError("this learner holds no critic")
         run = self._passes.run
-        found = self._forward(
+        fields = self._forward(
             "the critic's forward pass", lambda rows: {"values": run(critic, rows)}, batch, ("values",)
         )
-        return found["values"]
+        return fields["values"]
 
     def update(self, minibatches: Sequence[tuple[TrainBatch, int, int]], step: int) -> dict[str, float]:
         """Take one optimiser step per minibatch (this rank's share, trained tokens and trained rollouts of all ranks).
@@ -328,8 +328,8 @@ class TransformersLearner(LearnerOptions):
             LearnerError: More than `skip_limit` gradients in a row were not finite.
         """
         self._wake()
-        found: dict[str, float] = self._updates.update(minibatches, step)
-        return found
+        metrics: dict[str, float] = self._updates.update(minibatches, step)
+        return metrics
 
     def forward_backward(
         self,
@@ -359,8 +359,8 @@ class TransformersLearner(LearnerOptions):
             LearnerError: More than `skip_limit` gradients in a row were not finite.
         """
         self._wake()
-        found: dict[str, float] = self._updates.means(self._updates.optimizer_step(role), [role])
-        return found
+        metrics: dict[str, float] = self._updates.means(self._updates.optimizer_step(role), [role])
+        return metrics
 
     def set_learning_rate(self, lr: float, role: TrainedRole = "actor") -> None:
         """Set the peak learning rate from the next optimiser step on; the schedule scales it and `save` stores it.
@@ -436,13 +436,13 @@ class TransformersLearner(LearnerOptions):
 
         Also `update_flop`, the FLOPs that the models needed in updates, and `peak_tflops` of a known GPU in bfloat16.
         """
-        found = {**self._clock.seconds, "update_flop": self._updates.update_flop}
+        counters = {**self._clock.seconds, "update_flop": self._updates.update_flop}
         if self._place.device == "cuda" and self._roles.main.dtype == "bfloat16":
             import torch
 
             if peak := peak_tflops(torch.cuda.get_device_name()):
-                found["peak_tflops"] = peak
-        return found
+                counters["peak_tflops"] = peak
+        return counters
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint, each rank its part, with a manifest of hashes; all ranks must see `folder`."""
@@ -479,8 +479,8 @@ class TransformersLearner(LearnerOptions):
 
     @property
     def _trained(self) -> dict[TrainedRole, TrainedModule]:
-        held: dict[TrainedRole, TrainedModule | None] = {"actor": self._actor, "critic": self._critic}
-        return {role: trained for role, trained in held.items() if trained is not None}
+        modules: dict[TrainedRole, TrainedModule | None] = {"actor": self._actor, "critic": self._critic}
+        return {role: trained for role, trained in modules.items() if trained is not None}
 
     @property
     def _facts(self) -> dict[str, Any]:

@@ -146,13 +146,13 @@ def hash_files(folder: Path, names: Iterable[str], seen: Seen | None = None) -> 
     """
 
     def digest(name: str) -> str:
-        found = hashlib.sha256()
+        sha256 = hashlib.sha256()
         with (folder / name).open("rb") as file:
             while chunk := file.read(_CHUNK):
-                found.update(chunk)  # releases the GIL
+                sha256.update(chunk)  # releases the GIL
                 if seen is not None:
                     seen(len(chunk))
-        return found.hexdigest()
+        return sha256.hexdigest()
 
     names = list(names)
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:

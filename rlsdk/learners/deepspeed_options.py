@@ -79,14 +79,14 @@ class DeepSpeedOptions(LearnerOptions):
     @property
     def memory_remedies(self) -> tuple[str, ...]:
         """Options that would lower the memory of a rank, cheapest first."""
-        found = {
+        remedies = {
             "gradient_checkpointing=true": not self.gradient_checkpointing and self.rows != "shared",
             "micro_batch_tokens=auto": self.micro_batch_tokens != "auto",
             "zero_stage=3 on more ranks (placement.learners)": self.zero_stage < 3,
             "offload=all, or offload=optimizer (GPUs only)": self.offload == "none",
             "lora": self.lora is None,
         }
-        return tuple(f"learner.{name}" for name, open_ in found.items() if open_)
+        return tuple(f"learner.{name}" for name, open_ in remedies.items() if open_)
 
     def rank_memory(self, roles: Roles, place: ActorSpec) -> RankMemory:
         """Return the memory of a rank without activations, as DeepSpeed shards it."""

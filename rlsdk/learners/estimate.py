@@ -44,16 +44,16 @@ class RankMemory:
 
 def update_memory(options: LearnerOptions, roles: Roles, place: ActorSpec, shape: UpdateShape) -> tuple[MemoryUse, ...]:
     """Estimate the peak memory of a rank; see `EstimatesUpdates`."""
-    held = options.rank_memory(roles, place)
+    rank = options.rank_memory(roles, place)
     tokens = options.micro_batch_tokens
     if tokens == "auto":
         tokens = DEFAULT_TOKENS if shape.free is None else auto_tokens(options, roles, place, shape.free)
-    found = micro_batch_memory(options, roles.main, shape, tokens, trains=roles.trains)
-    step = max(0, held.step - found.bytes)
+    passes = micro_batch_memory(options, roles.main, shape, tokens, trains=roles.trains)
+    step = max(0, rank.step - passes.bytes)
     return (
-        *held.uses,
-        MemoryUse("learner activations", found.bytes - found.head, turn="learn"),
-        MemoryUse("learner output head", found.head, turn="learn"),
+        *rank.uses,
+        MemoryUse("learner activations", passes.bytes - passes.head, turn="learn"),
+        MemoryUse("learner output head", passes.head, turn="learn"),
         *([MemoryUse("learner optimiser step", step, turn="learn")] if step else []),
     )
 

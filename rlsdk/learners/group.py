@@ -126,12 +126,15 @@ class LearnerGroup:
             for rank in ranks
         ]
         group = cls(actors, places, logs, transfer=transfer, name=name)
-        group._see(log_dir)
-        group._meet()
+        group._check_folder(log_dir)
+        if len(actors) > 1:  # the ranks connect to rank 0
+            addresses = group._wait("start", [actor.where.remote() for actor in actors])
+            host = "127.0.0.1" if len({host for host, _ in addresses}) == 1 else addresses[0][0]
+            group.places = [attrs.evolve(each, master=f"{host}:{addresses[0][1]}") for each in places]
         group.start(reference, roles, loss, total_updates)
         return group
 
-    def _see(self, folder: Path) -> None:
+    def _check_folder(self, folder: Path) -> None:
         """Check that all ranks see the driver's folder, to which they write checkpoints that the driver reads."""
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".seen-by-all-") as mark:
             seen = self._wait("start", [a.sees.remote(str(Path(mark.name).resolve())) for a in self.actors])
@@ -143,14 +146,6 @@ class LearnerGroup:
                     "be lost. Set `out` to a folder that all nodes mount at the same path"
                 )
 
-    def _meet(self) -> None:
-        """Choose the rendezvous address of the ranks; a single rank needs none."""
-        if len(self.actors) == 1:
-            return
-        addresses = self._wait("start", [a.where.remote() for a in self.actors])
-        host = "127.0.0.1" if len({host for host, _ in addresses}) == 1 else addresses[0][0]
-        self.places = [attrs.evolve(p, master=f"{host}:{addresses[0][1]}") for p in self.places]
-
     def start(self, reference: ComponentRef, roles: Roles, loss: LossSpec, total_updates: int) -> None:
         """Make every rank load its models; a second call restarts the learner in the same processes."""
         corrections = loss.correction.singles.values() if loss.correction else ()
@@ -159,18 +154,18 @@ class LearnerGroup:
         self._origin = reference.origin
         self._steps = OpenSteps(reference.name, Plugins().resolve(reference), roles)
         starts = zip(self.actors, self.places, strict=True)
-        given = (reference, roles, loss)
-        self._wait("start", [a.start.remote(*given, p, total_updates, self.transfer) for a, p in starts])
+        common = (reference, roles, loss)
+        self._wait("start", [a.start.remote(*common, p, total_updates, self.transfer) for a, p in starts])
 
     def forward(self, batch: TrainBatch, fields: Sequence[str]) -> dict[str, np.ndarray]:
         """Return fields computed by forward passes, float32 `[t]` each, in batch order."""
-        found: dict[str, np.ndarray] = {}
+        values: dict[str, np.ndarray] = {}
         for model in ("actor", "reference"):
             wanted = {FORWARD[name].output: name for name in fields if FORWARD[name].model == model}
             if wanted:
                 passed = self.logprobs(batch, model, tuple(wanted))
-                found |= {name: passed[output] for output, name in wanted.items()}
-        return found | ({"values": self.values(batch)} if "values" in fields else {})
+                values |= {name: passed[output] for output, name in wanted.items()}
+        return values | ({"values": self.values(batch)} if "values" in fields else {})
 
     def logprobs(
         self,
@@ -179,8 +174,8 @@ class LearnerGroup:
         fields: Sequence[str] = ("logprobs",),
     ) -> dict[str, np.ndarray]:
         """See `Learner.logprobs`; float32 `[t]` each, in batch order. No logprob is below `LEAST_LOGPROB`."""
-        found = self._shared_out("logprobs", batch, fields, role, tuple(fields))
-        return found if "logprobs" not in found else {**found, "logprobs": bounded_below(found["logprobs"])}
+        computed = self._shared_out("logprobs", batch, fields, role, tuple(fields))
+        return computed if "logprobs" not in computed else {**computed, "logprobs": bounded_below(computed["logprobs"])}
 
     def values(self, batch: TrainBatch) -> np.ndarray:
         """See `Learner.values`; float32 `[t]`, in batch order."""
@@ -196,12 +191,12 @@ class LearnerGroup:
             self._refuse(method, tokens_fault(result, fields, len(part.loss_mask)))
         if alone:
             return dict(named[0])
-        found = {name: np.empty(len(batch.loss_mask), np.float32) for name in fields}
+        whole = {name: np.empty(len(batch.loss_mask), np.float32) for name in fields}
         for share, result in zip(shares, named, strict=True):
             positions = batch.response_positions(share)
             for name in fields:
-                found[name][positions] = result[name]
-        return found
+                whole[name][positions] = result[name]
+        return whole
 
     def _shares(self, batch: TrainBatch, index: np.ndarray) -> list[np.ndarray]:
         """Return the rollouts `index`, distributed over ranks."""
@@ -308,8 +303,8 @@ class LearnerGroup:
 
     def fetch_weights(self, version: int) -> Weights:
         """Return the actor's weights themselves, where `weights` returns a reference."""
-        found: Weights = self._call(self._published, version)[0]
-        return found
+        weights: Weights = self._call(self._published, version)[0]
+        return weights
 
     @property
     def _published(self) -> str:
@@ -318,14 +313,15 @@ class LearnerGroup:
 
     def checksums(self) -> dict[str, str]:
         """Return the CRC-32 of each tensor of the current weights."""
-        found: dict[str, str] = self._wait("checksums", [a.checksums.remote(self._published) for a in self.actors])[0]
-        return found
+        calls = [actor.checksums.remote(self._published) for actor in self.actors]
+        checksums: dict[str, str] = self._wait("checksums", calls)[0]
+        return checksums
 
     def canary(self, token_ids: np.ndarray) -> np.ndarray:
         """Return the logprob of each token given those before it, at temperature 1, float32 `[k - 1]`."""
-        found = np.asarray(self._call("canary", token_ids)[0])
-        self._refuse("canary", array_fault(found, len(token_ids) - 1))
-        return found
+        logprobs = np.asarray(self._call("canary", token_ids)[0])
+        self._refuse("canary", array_fault(logprobs, len(token_ids) - 1))
+        return logprobs
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint into a folder that all ranks see."""
@@ -351,10 +347,10 @@ class LearnerGroup:
         `update_flop`, the FLOPs needed in updates, is the mean over ranks.
         """
         clocks = self._wait("clock", [a.clock.remote() for a in self.actors])
-        found = {name: max(c.get(name, 0.0) for c in clocks) for name in clocks[0]}
-        if "update_flop" in found:
-            found["update_flop"] = sum(c.get("update_flop", 0.0) for c in clocks) / len(clocks)
-        return found
+        counters = {name: max(c.get(name, 0.0) for c in clocks) for name in clocks[0]}
+        if "update_flop" in counters:
+            counters["update_flop"] = sum(c.get("update_flop", 0.0) for c in clocks) / len(clocks)
+        return counters
 
     def start_profile(self, ranks: Sequence[int], *, details: bool) -> None:
         """Start torch's profiler on some ranks.
@@ -363,8 +359,10 @@ class LearnerGroup:
             ranks: Ranks to record.
             details: Also record shapes, memory and Python stacks.
         """
-        given = [(rank in ranks, details) for rank in range(len(self.actors))]
-        self._wait("start_profile", [a.start_profile.remote(*each) for a, each in zip(self.actors, given, strict=True)])
+        arguments = [(rank in ranks, details) for rank in range(len(self.actors))]
+        self._wait(
+            "start_profile", [a.start_profile.remote(*each) for a, each in zip(self.actors, arguments, strict=True)]
+        )
 
     def stop_profile(self, files: Mapping[int, Path]) -> None:
         """Stop torch's profiler, and write the Chrome trace of each recorded rank to its file."""

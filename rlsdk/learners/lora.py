@@ -259,7 +259,7 @@ def merged(tensors: Mapping[str, Tensor], lora: Lora) -> dict[str, Tensor]:
     Returns:
         Tensors by transformers' names; those without an adapter are returned as they are.
     """
-    found = {}
+    whole = {}
     for name, tensor in tensors.items():
         if is_adapter(name):
             continue
@@ -267,8 +267,8 @@ def merged(tensors: Mapping[str, Tensor], lora: Lora) -> dict[str, Tensor]:
         if base and rest == "weight":
             delta = tensors[stem + _B].float() @ tensors[stem + _A].float()
             tensor = (tensor.float() + lora.adapter.scale * delta).to(tensor.dtype)
-        found[stem + rest] = tensor
-    return found
+        whole[stem + rest] = tensor
+    return whole
 
 
 def peft_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -183,7 +183,9 @@ class Memory:
         after = self._before if self._advances or not left else left[0]
         if wrong := [state for state in left if state != after]:
             raise LearnerError(
-                f"{title_of(self.part)}: {_REMEDY}; calls ended in the states {after!r} and {wrong[0]!r}"
+                f"{title_of(self.part)}: its state must not depend on how a batch is split over micro-batches and "
+                "ranks: report the value as a metric, and update the state in advance(metrics), which is called once "
+                f"per optimiser step; calls ended in the states {after!r} and {wrong[0]!r}"
             )
         self.restore(after)
         if taken and self._advances:
@@ -192,9 +194,3 @@ class Memory:
                 reported.merge(pairs)
             self.part.advance(reported.means())
             self.restore(self.state())
-
-
-_REMEDY = (
-    "its state must not depend on how a batch is split over micro-batches and ranks: report the value as a metric, and "
-    "update the state in advance(metrics), which is called once per optimiser step"
-)

@@ -183,19 +183,19 @@ class MicroBatchRunner:
         """
         import torch
 
-        found = {name: np.zeros(int(batch.responses.sum()), np.float32) for name in fields}
+        columns = {name: np.zeros(int(batch.responses.sum()), np.float32) for name in fields}
         parts = self.plan(batch)
         count = self.ranks.all_reduce_max([len(parts)])[0]
-        left = iter(parts)
+        upcoming = iter(parts)
         with self.clock("forward_seconds"), torch.no_grad():
             for part, rows in self.micro_batches(batch, parts, count):
                 results = run(rows)
                 if part is None:
                     continue
-                positions = batch.response_positions(next(left).rollouts)
+                positions = batch.response_positions(next(upcoming).rollouts)
                 for name, result in results.items():
-                    found[name][positions] = result.float().cpu().numpy()
-        return found
+                    columns[name][positions] = result.float().cpu().numpy()
+        return columns
 
     def canary(self, model: Callable[..., Any], token_ids: np.ndarray) -> np.ndarray:
         """Return logprobs at temperature 1, float32 `[k - 1]`, of each token of `[k]` given those before it."""

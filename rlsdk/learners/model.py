@@ -65,19 +65,19 @@ class PolicyModel(nn.Module):
             layers = zip(*(output.router_logits for output in outputs), strict=True)
             logits = [_at_responses(layer, rows) for layer in layers]
             self._use = self.router_loss.use(logits if rows.kept is None else [each[rows.kept] for each in logits])
-        found: tuple[Tensor, Tensor | None, Tensor | None] = self.model.get_output_embeddings()(
+        results: tuple[Tensor, Tensor | None, Tensor | None] = self.model.get_output_embeddings()(
             states, rows.targets, temperature, entropy, squares
         )
         if rows.kept is None:
-            return found
-        logprobs, entropies, squared = (None if each is None else each[rows.kept] for each in found)
+            return results
+        logprobs, entropies, squared = (None if each is None else each[rows.kept] for each in results)
         assert logprobs is not None
         return logprobs, entropies, squared
 
     def take_use(self) -> ExpertUse | None:
         """Return the use of experts in the latest pass, once; None if no loss needs it."""
-        found, self._use = self._use, None
-        return found
+        use, self._use = self._use, None
+        return use
 
 
 class Critic(nn.Module):
@@ -126,7 +126,7 @@ def _outputs(
     if rows.images:
         raise LearnerError("rollouts contain images, but the model reads only text; set model.path to a vision model")
     if rows.prompts is not None:
-        return _behind_prompts(backbone, rows, rows.prompts, routers, **asked)
+        return _run_after_prompts(backbone, rows, rows.prompts, routers, **asked)
     if routers is not None:
         routers.force(rows.routing)
     mask = None
@@ -145,7 +145,7 @@ def _at_responses(parts: Sequence[Tensor], rows: TokenRows) -> Tensor:
     return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])[rows.states]
 
 
-def _behind_prompts(
+def _run_after_prompts(
     backbone: nn.Module, rows: TokenRows, prompts: Prompts, routers: Routers | None, **asked: bool
 ) -> list[Any]:
     """Return the outputs of prompts and rows; rows attend to the keys and values of their prompt."""

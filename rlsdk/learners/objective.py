@@ -231,14 +231,14 @@ class Objective:
         kind, *several = key.split("/", 1)
         with _named(kind, bound) as name:
             edits = x.edits
-            found = call(x.replace(**hidden) if hidden else x)
+            result = call(x.replace(**hidden) if hidden else x)
             if changed := [field for field, count in x.edits.items() if count != edits[field]]:
                 raise LearnerError(
                     f"{name} changed x.{changed[0]} in place, but the rest of the objective reads it too: avoid "
                     f"methods that end in '_', += and x.{changed[0]}[…] = … on it, or change a copy, "
                     f"x.{changed[0]}.clone()"
                 )
-            given, metrics = found if isinstance(found, tuple) else (found, {})
+            given, metrics = result if isinstance(result, tuple) else (result, {})
             values = _per_token(name, given, x)
             named = {f"{key}/{n}" if several or n in taken else n: value for n, value in metrics.items()}
             add_component_metrics(accumulator, "actor/", named, x.loss_mask)

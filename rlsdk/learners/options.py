@@ -353,18 +353,20 @@ def created(factory: Factory, groups: Sequence[Mapping[str, Any]]) -> Optimizer:
     """
     import torch
 
-    given = [parameter for group in groups for parameter in group["params"]]
+    parameters = [parameter for group in groups for parameter in group["params"]]
     with naming(factory):
-        made = factory([{**group, "params": list(group["params"])} for group in groups])
-    if not isinstance(made, torch.optim.Optimizer):
-        raise LearnerError(f"{title_of(factory)} returned a {type(made).__name__}; expected a torch.optim.Optimizer")
-    held = [parameter for group in made.param_groups for parameter in group["params"]]
-    if len(held) != len(given) or {id(each) for each in held} != {id(each) for each in given}:
+        optimizer = factory([{**group, "params": list(group["params"])} for group in groups])
+    if not isinstance(optimizer, torch.optim.Optimizer):
         raise LearnerError(
-            f"{title_of(factory)} has {len(held)} of {len(given)} parameters in its groups; each parameter that it is "
-            "given must be in one group"
+            f"{title_of(factory)} returned a {type(optimizer).__name__}; expected a torch.optim.Optimizer"
         )
-    return made
+    grouped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if len(grouped) != len(parameters) or {id(each) for each in grouped} != {id(each) for each in parameters}:
+        raise LearnerError(
+            f"{title_of(factory)} has {len(grouped)} of {len(parameters)} parameters in its groups; each parameter "
+            "that it is given must be in one group"
+        )
+    return optimizer
 
 
 def state_bytes(factory: Factory) -> float:
@@ -382,10 +384,12 @@ def state_bytes(factory: Factory) -> float:
     most = 0.0
     for name in ("model.layers.0.mlp.up_proj.weight", "model.embed_tokens.weight"):
         parameter = torch.nn.Parameter(torch.ones(_SIDE, _SIDE))
-        made = created(factory, [{"params": [parameter], "param_names": [name], "lr": 1e-3, "weight_decay": 0.0}])
+        optimizer = created(factory, [{"params": [parameter], "param_names": [name], "lr": 1e-3, "weight_decay": 0.0}])
         parameter.grad = torch.ones_like(parameter)
         with naming(factory):
-            made.step()
-        held = [each for each in made.state[parameter].values() if isinstance(each, torch.Tensor) and each.dim()]
-        most = max(most, sum(each.numel() * each.element_size() for each in held) / parameter.numel())
+            optimizer.step()
+        tensors = [
+            each for each in optimizer.state[parameter].values() if isinstance(each, torch.Tensor) and each.dim()
+        ]
+        most = max(most, sum(each.numel() * each.element_size() for each in tensors) / parameter.numel())
     return most

@@ -55,8 +55,8 @@ class PackedAttention:
     ) -> Any:
         """Attend, as called by transformers: `query` `[rows, heads, tokens, size]` to `[rows, tokens, heads, size]`."""
         check_plain(module, attention_mask, options)
-        found = attend(query, key, value, self._spans, options.get("scaling"))
-        return found.transpose(1, 2).contiguous(), None
+        attended = attend(query, key, value, self._spans, options.get("scaling"))
+        return attended.transpose(1, 2).contiguous(), None
 
 
 def copied(query: Tensor, key: Tensor, value: Tensor, *, masked: bool) -> tuple[Tensor, Tensor]:
@@ -132,9 +132,9 @@ def check_plain(module: Any, mask: Any, options: Mapping[str, Any]) -> None:
     Raises:
         LearnerError: The result would differ.
     """
-    more = [name for name in ("softcap", "s_aux", "position_bias") if options.get(name) is not None]
-    if mask is not None or more:
-        what = ", ".join(["a mask of its own"] * (mask is not None) + more)
+    unsupported = [name for name in ("softcap", "s_aux", "position_bias") if options.get(name) is not None]
+    if mask is not None or unsupported:
+        what = ", ".join(["a mask of its own"] * (mask is not None) + unsupported)
         raise LearnerError(
             f"attention of a {type(module).__name__} takes {what}, which packed rollouts and ranks that share rollouts "
             "do not support; set learner.rows=padded, and let each rank read whole rollouts"
@@ -221,7 +221,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, within: PackedSpans | Tens
         if columns is None:
             parts.append(one(*qkv))
             continue
-        found = one(*(each[:, :, columns].transpose(1, 2).flatten(0, 1) for each in qkv))
-        parts.append(found.reshape(-1, len(columns), *found.shape[1:]).transpose(1, 2)[:, :, real])
-    found = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
-    return found if restores is None else found[:, :, restores]
+        attended = one(*(each[:, :, columns].transpose(1, 2).flatten(0, 1) for each in qkv))
+        parts.append(attended.reshape(-1, len(columns), *attended.shape[1:]).transpose(1, 2)[:, :, real])
+    attended = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+    return attended if restores is None else attended[:, :, restores]

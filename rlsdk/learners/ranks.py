@@ -78,9 +78,9 @@ class Ranks:
             return [value]
         import torch.distributed as dist
 
-        held: list[Any] = [None] * self.world
-        dist.all_gather_object(held, value)
-        return held
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value)
+        return values
 
 
 def await_listener(address: str) -> None:

@@ -96,11 +96,11 @@ class MovingReference:
         """
         import torch
 
-        found = read_state(self._file(folder, rank))
+        saved = read_state(self._file(folder, rank))
         try:
             with torch.no_grad():
                 for name, master in self.masters.items():
-                    master.copy_(found[name])
+                    master.copy_(saved[name])
                     self.changed(name)
         except (KeyError, TypeError, RuntimeError) as error:
             raise CheckpointError(

@@ -125,7 +125,7 @@ def to_rows(batch: TrainBatch, style: Literal["padded", "packed", "shared"]) -> 
     offsets = np.cumsum(batch.lengths) - batch.lengths
     targets = torch.from_numpy(batch.token_ids[ranges(offsets + batch.starts, batch.responses)])
     if style == "shared":
-        return _behind_prompts(batch, offsets, targets)
+        return _rows_after_prompts(batch, offsets, targets)
     reads = read_lengths(batch)
     tokens = batch.token_ids[ranges(offsets, reads)]
     within = ranges(np.zeros_like(reads), reads)
@@ -158,9 +158,9 @@ def routing_of(batch: TrainBatch, count: int, places: np.ndarray, tokens: np.nda
     chosen = batch.context.get("routed_experts")
     if chosen is None:
         return None
-    found = np.full((count, *chosen.shape[1:]), -1, np.int16)
-    found[places] = chosen[tokens]
-    return torch.from_numpy(found)
+    routing = np.full((count, *chosen.shape[1:]), -1, np.int16)
+    routing[places] = chosen[tokens]
+    return torch.from_numpy(routing)
 
 
 def to_exact_row(batch: TrainBatch, width: int) -> TokenRows:
@@ -178,12 +178,12 @@ def to_exact_row(batch: TrainBatch, width: int) -> TokenRows:
     return TokenRows(input_ids, None, torch.arange(width), targets, kept=kept)
 
 
-def _behind_prompts(batch: TrainBatch, offsets: np.ndarray, targets: torch.Tensor) -> TokenRows:
+def _rows_after_prompts(batch: TrainBatch, offsets: np.ndarray, targets: torch.Tensor) -> TokenRows:
     import torch
 
-    found: dict[bytes, int] = {}
+    numbers: dict[bytes, int] = {}
     begins = zip(offsets.tolist(), (offsets + batch.starts).tolist(), strict=True)
-    of_row = np.array([found.setdefault(batch.token_ids[a:b].tobytes(), len(found)) for a, b in begins])
+    of_row = np.array([numbers.setdefault(batch.token_ids[a:b].tobytes(), len(numbers)) for a, b in begins])
     first = np.unique(of_row, return_index=True)[1]
     lengths = batch.starts[first]
     prompt_ids = padded(batch.token_ids[ranges(offsets[first], lengths)], lengths)

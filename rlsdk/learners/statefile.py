@@ -163,9 +163,10 @@ def read_pickled_state(path: Path) -> dict[str, Any]:
         with torch.serialization.safe_globals([LossScaler, ZeroStageEnum, fragment_address]):
             state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, pickle.UnpicklingError, RuntimeError, ValueError, EOFError, KeyError, TypeError) as error:
-        said = next((line for line in str(error).splitlines() if "GLOBAL" in line or "Unsupported" in line), str(error))
+        lines = str(error).splitlines()
+        reason = next((line for line in lines if "GLOBAL" in line or "Unsupported" in line), str(error))
         raise CheckpointError(
             f"{path} is damaged, or a pickle with more than tensors and plain values; it was not "
-            f"loaded, and nothing in it was executed: {said.strip()}"
+            f"loaded, and nothing in it was executed: {reason.strip()}"
         ) from error
     return state

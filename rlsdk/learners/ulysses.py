@@ -63,9 +63,9 @@ class SequenceGroup:
 
     def turns(self, rows: Any) -> list[Any]:
         """All-gather the rows of the group, by rank."""
-        held: list[Any] = [None] * self.size
-        dist.all_gather_object(held, rows, group=self.group)
-        return held
+        gathered: list[Any] = [None] * self.size
+        dist.all_gather_object(gathered, rows, group=self.group)
+        return gathered
 
     def __call__(self, model: Callable[..., Any], rows: TokenRows, *args: Any) -> Any:
         """Run a model that returns `[t]`, or a tuple of `[t]` and None, on rows that are equal on all ranks of a group.
@@ -81,14 +81,14 @@ class SequenceGroup:
             padding = torch.arange(width + 1, whole + 1, device=rows.ends.device).expand(len(rows.ends), -1)
             self._within = tree_mask(torch.cat([rows.ends, padding], 1))
         results = model(share, *args)
-        given = results if isinstance(results, tuple) else (results,)
+        local = results if isinstance(results, tuple) else (results,)
         # A single exchange, so its backward pass runs on all ranks or on none.
-        stacked = torch.stack([result for result in given if result is not None])
+        stacked = torch.stack([result for result in local if result is not None])
         gathered = iter(_Gather.apply(stacked, places, len(rows.states), self.group))  # type: ignore[no-untyped-call]
-        found = tuple(
-            None if g is None else next(gathered) if g.requires_grad else next(gathered).detach() for g in given
+        outputs = tuple(
+            None if g is None else next(gathered) if g.requires_grad else next(gathered).detach() for g in local
         )
-        return found if isinstance(results, tuple) else found[0]
+        return outputs if isinstance(results, tuple) else outputs[0]
 
     def _slice(self, rows: TokenRows) -> tuple[TokenRows, Tensor]:
         """Return this rank's columns of the rows, and the indices of the states in them."""
@@ -127,15 +127,15 @@ class SequenceGroup:
         """Exchange `[rows, heads, share, size]` to `[rows, heads / ranks, tokens, size]`."""
         rows, heads, share, size = held.shape
         parts = held.reshape(rows, self.size, heads // self.size, share, size).permute(1, 3, 0, 2, 4)
-        found: Tensor = _Exchange.apply(parts, self.group)  # type: ignore[no-untyped-call]
-        return found.flatten(0, 1).permute(1, 2, 0, 3)
+        exchanged: Tensor = _Exchange.apply(parts, self.group)  # type: ignore[no-untyped-call]
+        return exchanged.flatten(0, 1).permute(1, 2, 0, 3)
 
     def _to_tokens(self, held: Tensor) -> Tensor:
         """Exchange `[rows, heads / ranks, tokens, size]` to `[rows, share, heads, size]`."""
         rows, heads, tokens, size = held.shape
         parts = held.permute(2, 0, 1, 3).reshape(self.size, tokens // self.size, rows, heads, size)
-        found: Tensor = _Exchange.apply(parts, self.group)  # type: ignore[no-untyped-call]
-        return found.permute(2, 1, 0, 3, 4).flatten(2, 3)
+        exchanged: Tensor = _Exchange.apply(parts, self.group)  # type: ignore[no-untyped-call]
+        return exchanged.permute(2, 1, 0, 3, 4).flatten(2, 3)
 
 
 class _Exchange(torch.autograd.Function):
@@ -145,9 +145,9 @@ class _Exchange(torch.autograd.Function):
     def forward(ctx: Any, parts: Tensor, group: Any) -> Tensor:
         ctx.group = group
         parts = parts.contiguous()
-        found = torch.empty_like(parts)
-        dist.all_to_all_single(found, parts, group=group)
-        return found
+        received = torch.empty_like(parts)
+        dist.all_to_all_single(received, parts, group=group)
+        return received
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:

@@ -112,9 +112,9 @@ class Updates:
         if role == "actor":
             context = self._look_ahead(batch, parts, count, context)
         losses = self._actor_losses if role == "actor" else self._critic_losses
-        found = self._metrics.setdefault(role, MetricAccumulator())
+        metrics = self._metrics.setdefault(role, MetricAccumulator())
         trained.backward(
-            losses(trained, batch, parts, count, context, found),
+            losses(trained, batch, parts, count, context, metrics),
             count * self.passes.shared_by,
             self.passes.clock,
             last=last,
@@ -126,7 +126,7 @@ class Updates:
         Raises:
             LearnerError: Too many gradients in a row were not finite.
         """
-        trained, found = self._trained(role), self._metrics.pop(role, MetricAccumulator())
+        trained, metrics = self._trained(role), self._metrics.pop(role, MetricAccumulator())
         self._added.pop(role, None)
         ranks, lr = self.passes.ranks, trained.lr
         with self.passes.clock("update_seconds"):
@@ -134,15 +134,15 @@ class Updates:
         if role == "actor":
             self.objective.advance(ranks.gather, taken=norm is not None)
         if norm is None:  # the same on every rank
-            found = MetricAccumulator()
+            metrics = MetricAccumulator()
         if ranks.rank == 0 and norm is None:
-            found.add(f"{role}/skipped_updates", 1.0, 0.0)
+            metrics.add(f"{role}/skipped_updates", 1.0, 0.0)
         elif ranks.rank == 0 and norm is not None:
             for name in ("actor/loss", "actor/policy_loss") if role == "actor" else ("critic/loss",):
-                found.add(name, 0.0, 1.0)
-            found.add(f"{role}/grad_norm", norm)
-            found.add(f"{role}/lr", lr)
-        return found
+                metrics.add(name, 0.0, 1.0)
+            metrics.add(f"{role}/grad_norm", norm)
+            metrics.add(f"{role}/lr", lr)
+        return metrics
 
     def means(self, accumulator: MetricAccumulator, roles: Iterable[TrainedRole]) -> dict[str, float]:
         """Return the metrics of optimiser steps over all ranks; a collective."""
@@ -216,9 +216,9 @@ class Updates:
             totals = ExpertTotals(use.counts, use.tokens, share)
         if not totals.share:  # nothing is trained
             return torch.zeros(())
-        found = totals.share * penalty(use, totals)
-        accumulator.add("actor/router_loss", float(found.detach()), totals.share * use.tokens / totals.tokens)
-        weighted = penalty.coefficient * found
+        loss = totals.share * penalty(use, totals)
+        accumulator.add("actor/router_loss", float(loss.detach()), totals.share * use.tokens / totals.tokens)
+        weighted = penalty.coefficient * loss
         accumulator.add("actor/loss", float(weighted.detach()), 0.0)
         return weighted
 

@@ -90,8 +90,8 @@ class DeepSpeedConfig:
     @property
     def inference(self) -> dict[str, Any]:
         """DeepSpeed's configuration for a frozen module that is sharded across ranks."""
-        found = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": self._zero}
-        return found | ({"bf16": {"enabled": True}} if self.model.dtype == "bfloat16" else {})
+        config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": self._zero}
+        return config | ({"bf16": {"enabled": True}} if self.model.dtype == "bfloat16" else {})
 
     @property
     def _zero(self) -> dict[str, Any]:
@@ -122,12 +122,12 @@ class Trained(TrainedModule):
             {"params": [trained[name] for name in part], **more}
             for part, more in zip(names, ({}, {"weight_decay": 0.0}), strict=True)
         ]
-        given: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         if not config.options.uses_adamw:
             groups = [{**group, "param_names": part} for group, part in zip(groups, names, strict=True)]
-            given["optimizer"] = partial(config.options.make_optimizer, lr=config.lr)
-        given["model_parameters"] = [group for group in groups if group["params"]]  # DeepSpeed refuses an empty one
-        self.engine = deepspeed.initialize(model=module, config=config.deepspeed, **given)[0]
+            arguments["optimizer"] = partial(config.options.make_optimizer, lr=config.lr)
+        arguments["model_parameters"] = [group for group in groups if group["params"]]  # DeepSpeed refuses an empty one
+        self.engine = deepspeed.initialize(model=module, config=config.deepspeed, **arguments)[0]
         self._config, self._world = config, config.place.world_size
 
     @property
@@ -169,8 +169,8 @@ class Trained(TrainedModule):
         optimizer.zero_grad(set_to_none=True)
         if not hasattr(optimizer, "ipg_buckets"):  # bfloat16 in stage 1, with float32 gradient buffers
             return
-        for held in (optimizer.averaged_gradients, optimizer.all_grad_tensors, optimizer.extra_large_param_to_reduce):
-            held.clear()
+        for buffer in (optimizer.averaged_gradients, optimizer.all_grad_tensors, optimizer.extra_large_param_to_reduce):
+            buffer.clear()
         for bucket in optimizer.ipg_buckets.values():
             bucket.clear()
         optimizer.params_already_reduced[:] = [False] * len(optimizer.params_already_reduced)
@@ -209,8 +209,8 @@ class Trained(TrainedModule):
                 run = {**self.progress, **state}
                 write_state(folder / f"model-{rank}.safetensors", {"module": module, "engine": counts, "run": run})
             if rank == self._source(rank, 1):
-                kept = {name: value for name, value in optimizer.state_dict().items() if name not in _DERIVED}
-                write_state(folder / f"optimizer-{rank}.safetensors", kept)
+                saved = {name: value for name, value in optimizer.state_dict().items() if name not in _DERIVED}
+                write_state(folder / f"optimizer-{rank}.safetensors", saved)
 
     def read(self, folder: Path, rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Read what `save` wrote, or the pickles of rlsdk 0.1 without executing their contents.
@@ -288,10 +288,10 @@ class Trained(TrainedModule):
         optimizer = self.engine.optimizer
         inner = getattr(optimizer, "optimizer", optimizer)  # torch's, which ZeRO wraps
         model = {id(parameter) for parameter in self.engine.module.parameters()}
-        found = [value for parameter, state in inner.state.items() for value in (parameter, *state.values())]
-        found += getattr(optimizer, "fp32_groups_gradients_flat", ())  # stage 1 in bfloat16
-        found.append(getattr(optimizer, "grad_partitions_flat_buffer", None))  # stage 3
-        for value in found:
+        candidates = [value for parameter, state in inner.state.items() for value in (parameter, *state.values())]
+        candidates += getattr(optimizer, "fp32_groups_gradients_flat", ())  # stage 1 in bfloat16
+        candidates.append(getattr(optimizer, "grad_partitions_flat_buffer", None))  # stage 3
+        for value in candidates:
             if isinstance(value, torch.Tensor) and id(value) not in model:
                 yield value
 
@@ -374,17 +374,17 @@ def full_tensors(
     """
     import deepspeed
 
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     copies: dict[int, Tensor] = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
         if wanted is not None and not wanted(name):
             continue
         if not hasattr(tensor, "ds_id"):
-            found[name] = tensor.detach()
+            tensors[name] = tensor.detach()
             continue
         if id(tensor) not in copies:
             with deepspeed.zero.GatheredParameters([tensor]):
                 whole = tensor.detach()
                 copies[id(tensor)] = whole.to("cpu" if host else whole.device, copy=True) if keep else whole
-        found[name] = copies[id(tensor)]
-    return found if keep else {}
+        tensors[name] = copies[id(tensor)]
+    return tensors if keep else {}

@@ -73,23 +73,23 @@ def decode(found: Any, other: Callable[[str, Any], Any]) -> Any:
     """
     if found is None or isinstance(found, bool | str | float | int):
         return found
-    ((kind, held),) = found.items()
+    ((kind, content),) = found.items()
     if kind in ("list", "tuple", "set"):
-        made = [decode(each, other) for each in held]
-        return made if kind == "list" else tuple(made) if kind == "tuple" else set(made)
+        items = [decode(each, other) for each in content]
+        return items if kind == "list" else tuple(items) if kind == "tuple" else set(items)
     if kind == "dict":
-        return {decode(key, other): decode(each, other) for key, each in held}
+        return {decode(key, other): decode(each, other) for key, each in content}
     if kind == "bytes":
-        return bytes.fromhex(held)
+        return bytes.fromhex(content)
     if kind == "hex":
-        return int(held, 16)
+        return int(content, 16)
     if kind == "written":
-        name, text = held
+        name, text = content
         reader = _WRITTEN[name]  # looked up before any import, since hostile code may name any module
         module, _, made_by = name.partition(".")
         maker = getattr(import_module(module), made_by)
         return getattr(maker, reader)(text) if reader else maker(text)
-    return complex(*held) if kind == "complex" else other(kind, held)
+    return complex(*content) if kind == "complex" else other(kind, content)
 
 
 LOST = 3
@@ -189,8 +189,9 @@ class Tested:
 
     def names(self, wanted: list[str]) -> dict[str, Any]:
         """Return name -> value for the wanted names that the answer's module defines."""
-        given: dict[str, Any] = self._ask("names", *wanted)
-        found = {name: given[name] for name in wanted if name in given}  # no other names, which hostile code may add
+        defined: dict[str, Any] = self._ask("names", *wanted)
+        # No other names, which hostile code may add.
+        found = {name: defined[name] for name in wanted if name in defined}
         # For modules of the standard library, use the tests' own, which the answer cannot have patched.
         modules = [name for name, value in found.items() if isinstance(value, Far) and value._kind == "module"]
         return found | {name: import_module(name) for name in modules if name in sys.stdlib_module_names}
@@ -210,8 +211,8 @@ class Tested:
             target.clear()
             target.extend(value) if isinstance(target, list) else target.update(value)
         if "raised" in reply:
-            kind, given, said = reply["raised"]
-            raise _RAISED[kind](*self._decoded(given)) if kind in _RAISED else RuntimeError(said)
+            kind, arguments, text = reply["raised"]
+            raise _RAISED[kind](*self._decoded(arguments)) if kind in _RAISED else RuntimeError(text)
         return self._decoded(reply["value"])
 
     def _called(self, number: int, given: Any) -> bytes:
@@ -292,8 +293,8 @@ class AnswerServer:
         if do != "function":
             return _DO[do](*operands, **named)
         (name,) = operands
-        if callable(found := getattr(self._module, name, None)):
-            return found
+        if callable(function := getattr(self._module, name, None)):
+            return function
         if isinstance(solution := getattr(self._module, "Solution", None), type):  # as on LeetCode
             return getattr(solution(), name)
         raise NameError(f"there is no function {name!r}, and no class Solution with this method")
@@ -305,10 +306,10 @@ class AnswerServer:
         """
         kind = type(error)
         try:
-            said = f"{kind.__name__}: {error}"[:200]
+            text = f"{kind.__name__}: {error}"[:200]
             name = next((each.__name__ for each in kind.__mro__ if _RAISED.get(each.__name__) is each), "")
-            given = error.args if kind.__name__ == name else (said,)
-            return name, self._encoded(given), said
+            arguments = error.args if kind.__name__ == name else (text,)
+            return name, self._encoded(arguments), text
         except BaseException:  # noqa: BLE001 - the answer's exception may have a __str__ that raises
             return "", {"tuple": []}, kind.__name__
 
@@ -338,10 +339,10 @@ class AnswerServer:
             self._send({"called": [number, self._encoded(given)]})
             while len(message := self._received()) == 3:  # the tests' function may call the answer itself
                 self._send(self._reply(*message))
-            found, error = message
+            value, error = message
             if error is not None:
                 raise error
-            return found
+            return value
 
         return far
 

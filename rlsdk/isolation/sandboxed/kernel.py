@@ -34,11 +34,11 @@ def call(name: str, *arguments: int | bytes | None) -> int:
     Raises:
         OSError: The call returned -1.
     """
-    found: int = getattr(_libc, name)(*(ctypes.c_long(a) if isinstance(a, int) else a for a in arguments))
-    if found == -1:
+    result: int = getattr(_libc, name)(*(ctypes.c_long(a) if isinstance(a, int) else a for a in arguments))
+    if result == -1:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
-    return found
+    return result
 
 
 def unshare(flags: int) -> None:

@@ -41,8 +41,8 @@ def main() -> None:
 
     They skip the interpreter's shutdown, which touches every object and thus copies memory shared by forks.
     """
-    with open(0, "rb", closefd=False) as given:
-        request = marshal.load(given)  # from the process that started this one
+    with open(0, "rb", closefd=False) as stdin:
+        request = marshal.load(stdin)  # from the process that started this one
     report = os.dup(1)
     try:
         (_isolated if request["isolated"] else _plain)(request, report)
@@ -71,7 +71,7 @@ def _isolated(request: dict[str, Any], report: int) -> None:
     kernel.die_with_parent()
     if os.getppid() != request["parent"]:  # the parent ended before that call
         return
-    outside, held = os.pipe()
+    outside, ours = os.pipe()
     proc = os.open("/proc", os.O_PATH)
     child = os.fork()
     if child:
@@ -80,7 +80,7 @@ def _isolated(request: dict[str, Any], report: int) -> None:
         os.close(1)
         confinement.wait_within(child, limits["memory_together"], proc)  # `held` stays open until this process ends
         return
-    os.close(held)
+    os.close(ours)
     os.close(proc)
     if os.getpid() != 1:  # `_clear` would kill all processes of this user
         raise RuntimeError("the sandbox does not have its own process namespace")

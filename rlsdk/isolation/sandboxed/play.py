@@ -80,10 +80,10 @@ def tests(todo: list[Step], names: list[str], tested: Tested, results: int) -> N
             else:
                 exec(compile(source, "<test>", "exec", dont_inherit=True), space)  # noqa: S102 - in the sandbox
                 value = True
-            found = {"value": encode(value, _kind)}
+            result = {"value": encode(value, _kind)}
         except BaseException as error:  # noqa: BLE001 - any exception of a test is its result
-            found = {"raised": f"{type(error).__name__}: {error}"[:200]}
-        line = f"{index} {json.dumps(found)}\n".encode()
+            result = {"raised": f"{type(error).__name__}: {error}"[:200]}
+        line = f"{index} {json.dumps(result)}\n".encode()
         while line:
             line = line[os.write(results, line) :]
 
