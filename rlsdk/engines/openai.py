@@ -228,7 +228,7 @@ class OpenAI:
         }
         if self.prompts == "ids":  # a server that accepts ids may return them, too
             body |= {"logprobs": 1, "return_token_ids": True}
-        more = {
+        optional = {
             "top_k": sampling.top_k,
             "stop": list(sampling.stop),
             "stop_token_ids": list(sampling.stop_token_ids),
@@ -236,15 +236,15 @@ class OpenAI:
             "include_stop_str_in_output": bool(sampling.stop) and self.prompts == "ids",
             "seed": None if request.seed is None else (request.seed + index) % 2**31,
         }
-        body |= {name: value for name, value in more.items() if value not in (None, 0, [], False)}
+        body |= {name: value for name, value in optional.items() if value not in (None, 0, [], False)}
         answer = self._call("POST", "/completions", body, attempts, retry_until=time.monotonic() + self.timeout)
         try:
             choice = answer["choices"][0]
-            text, given = choice["text"], choice.get("finish_reason")
+            text, reason = choice["text"], choice.get("finish_reason")
         except (LookupError, TypeError, AttributeError) as error:
             said = f"{self.base_url}/completions: the answer is not a completion: {answer!r:.{_SAID}}"
             raise EngineError(said) from error
-        finish: Finish = given if given in ("stop", "length") else "stop"
+        finish: Finish = reason if reason in ("stop", "length") else "stop"
         tokens = choice.get("token_ids")
         if not isinstance(tokens, list):
             tokens = self._tokenizer.encode(text, add_special_tokens=False)

@@ -282,9 +282,9 @@ def main(descriptor: int) -> None:
     """Run the server: prepare, fork a process for each socket received, and report how forks ended."""
     control = socket.socket(fileno=descriptor)
     control.setblocking(True)  # whatever `socket.setdefaulttimeout` was called with
-    given = receive(control)
+    setup = receive(control)
     try:
-        prepare, argument, memory = pickle.loads(given)  # noqa: S301 - from the process that started this one
+        prepare, argument, memory = pickle.loads(setup)  # noqa: S301 - from the process that started this one
         work: Work = prepare(argument)
     except (RlsdkError, ImportError) as error:
         remedy = install_command(error)

@@ -47,8 +47,8 @@ class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        own = (*module.parameters(), *module.buffers())
-        self._seen: weakref.WeakSet[Any] = weakref.WeakSet(tensor.untyped_storage() for tensor in own)
+        model_tensors = (*module.parameters(), *module.buffers())
+        self._seen: weakref.WeakSet[Any] = weakref.WeakSet(tensor.untyped_storage() for tensor in model_tensors)
         self.part = "layers"
         self.living: Counter[str] = Counter()
         self.peak: Counter[str] = Counter()

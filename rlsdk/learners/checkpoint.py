@@ -123,10 +123,10 @@ def find_damage(folder: Path, seen: Seen | None = None) -> str:
 
 
 def _misplaced(folder: Path, shares: Sequence[Mapping[str, str]]) -> str:
-    expected, found = {name for share in shares for name in share}, set(_files(folder))
-    if found == expected:
+    expected, present = {name for share in shares for name in share}, set(_files(folder))
+    if present == expected:
         return ""
-    return f"missing {sorted(expected - found)}, not in the manifest {sorted(found - expected)}"
+    return f"missing {sorted(expected - present)}, not in the manifest {sorted(present - expected)}"
 
 
 def find_changed(folder: Path, digests: Mapping[str, str], seen: Seen | None = None) -> str:

@@ -143,8 +143,8 @@ def _continue_from(path: str, model: Any, lora: Lora) -> None:
         parameters = peft_names(dict(model.named_parameters()))
         with safe_open(str(folder / _TENSORS), "pt") as file, torch.no_grad():
             names = set(file.keys())
-            given = config.get("target_modules")
-            layers = f"its target_modules are {given}; set learner.lora.targets to the same layers"
+            targets = config.get("target_modules")
+            layers = f"its target_modules are {targets}; set learner.lora.targets to the same layers"
             if odd := names - set(parameters):
                 raise LearnerError(f"lora.path {path!r} has {len(odd)} tensors that fit nowhere: {min(odd)}; {layers}")
             if odd := set(parameters) - names:
@@ -191,8 +191,8 @@ def _config_fault(config: Mapping[str, Any], lora: Lora) -> str:
         alpha *= rank**0.5
     if rank == lora.rank and math.isclose(alpha, lora.alpha):
         return ""
-    given = f"got rank {lora.rank} and alpha {lora.alpha:g}"
-    return f"set learner.lora.rank={rank} and learner.lora.alpha={alpha:g}, as the adapter has them; {given}"
+    got = f"got rank {lora.rank} and alpha {lora.alpha:g}"
+    return f"set learner.lora.rank={rank} and learner.lora.alpha={alpha:g}, as the adapter has them; {got}"
 
 
 def _language_modules(model: Any) -> dict[str, Any]:

@@ -50,15 +50,15 @@ class MetricAccumulator:
     def merge(self, other: Mapping[str, tuple[float, float]]) -> None:
         """Add the sums of another rank or micro-batch."""
         for name, (total, weight) in other.items():
-            held = self._held.get(name)
-            if held is None:
+            before = self._held.get(name)
+            if before is None:
                 self._held[name] = (total, weight)
             elif name.endswith("_max"):
-                self._held[name] = (max(held[0], total), 1.0)
+                self._held[name] = (max(before[0], total), 1.0)
             elif name.endswith("_min"):
-                self._held[name] = (min(held[0], total), 1.0)
+                self._held[name] = (min(before[0], total), 1.0)
             else:
-                self._held[name] = (held[0] + total, held[1] + weight)
+                self._held[name] = (before[0] + total, before[1] + weight)
 
     @property
     def pairs(self) -> dict[str, tuple[float, float]]:
@@ -162,11 +162,11 @@ class Memory:
         """Call the component on a micro-batch, from the state at the start of the optimiser step."""
         if self._left and self._left[-1] != self._before:
             self.part.restore(self._before)
-        found = self.part(x)
-        metrics: Mapping[str, Any] = found[1] if isinstance(found, tuple) else {}
+        result = self.part(x)
+        metrics: Mapping[str, Any] = result[1] if isinstance(result, tuple) else {}
         add_component_metrics(self._reported, "", metrics, x.loss_mask)
         self._left.append(self.state())
-        return found
+        return result
 
     def advance(self, gather: Gather, *, taken: bool = True) -> None:
         """End an optimiser step; a collective call.

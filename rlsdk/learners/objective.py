@@ -187,8 +187,8 @@ class Objective:
         per_token, reported = self._run("policy_loss", self._loss, x, accumulator, _OWN_METRICS)
         factors: list[Tensor] = []
         for key, correction in self._corrections.items():
-            given = self._run(key, correction, x, accumulator, _OWN_METRICS | reported)[0].detach()
-            weights = torch.where(x.loss_mask, given, 0)
+            returned = self._run(key, correction, x, accumulator, _OWN_METRICS | reported)[0].detach()
+            weights = torch.where(x.loss_mask, returned, 0)
             if bool((weights < 0).any()):
                 raise LearnerError(
                     f"correction {self._names[key]!r} returned the weight {float(weights.min()):g}; expected 0 or "
@@ -238,8 +238,8 @@ class Objective:
                     f"methods that end in '_', += and x.{changed[0]}[…] = … on it, or change a copy, "
                     f"x.{changed[0]}.clone()"
                 )
-            given, metrics = result if isinstance(result, tuple) else (result, {})
-            values = _per_token(name, given, x)
+            returned, metrics = result if isinstance(result, tuple) else (result, {})
+            values = _per_token(name, returned, x)
             named = {f"{key}/{n}" if several or n in taken else n: value for n, value in metrics.items()}
             add_component_metrics(accumulator, "actor/", named, x.loss_mask)
         return values, frozenset(metrics)
@@ -321,8 +321,8 @@ def _per_token(name: str, values: Any, x: LossInputs) -> Tensor:
     expected = tuple(x.logprobs.shape)
     if isinstance(values, Tensor) and tuple(values.shape) == expected:
         return values
-    given = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
-    raise LearnerError(f"{name} returned {given}; expected {expected}, one value per token (the core sums)")
+    got = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
+    raise LearnerError(f"{name} returned {got}; expected {expected}, one value per token (the core sums)")
 
 
 def value_loss(values: Tensor, old: Tensor | None, returns: Tensor, clip: float | None) -> Tensor:

@@ -150,8 +150,8 @@ class LearnerOptions(ABC):
         for option in shared:
             if getattr(self, option) != usual[option] and option in self.schedule.options:
                 raise OptionError("learner", [(f"schedule.{option}", f"given twice: learner.{option} is the same")])
-        given = {name: getattr(self, name) for name in shared}
-        self._rate = load("lr_schedule", self.schedule.name, **{**given, **self.schedule.options})
+        inherited = {name: getattr(self, name) for name in shared}
+        self._rate = load("lr_schedule", self.schedule.name, **{**inherited, **self.schedule.options})
 
     @property
     def schedule_name(self) -> str:
@@ -179,8 +179,8 @@ class LearnerOptions(ABC):
         defaults_of = {field.name: field.default for field in attrs.fields(type(self))}
         for option in ("betas", "eps"):
             if getattr(self, option) != defaults_of[option]:
-                own = "set the optimiser's own options under learner.optimizer: {use: …}"
-                raise ValueError(f"{option} belongs to optimizer: adamw; got {self.optimizer_name}; {own}")
+                remedy = "set the optimiser's own options under learner.optimizer: {use: …}"
+                raise ValueError(f"{option} belongs to optimizer: adamw; got {self.optimizer_name}; {remedy}")
 
     @property
     def uses_adamw(self) -> bool:

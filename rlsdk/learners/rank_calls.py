@@ -149,8 +149,8 @@ class OpenSteps:
                 "deepspeed has one"
             )
         self._check_role("set_learning_rate", role)
-        given: Any = lr
-        if not (isinstance(given, Real) and math.isfinite(given) and float(given) >= 0):
+        rate: Any = lr
+        if not (isinstance(rate, Real) and math.isfinite(rate) and float(rate) >= 0):
             raise LearnerError(f"set_learning_rate: got {lr!r} for the {role}; expected a finite number of at least 0")
 
     def _check_role(self, what: str, role: str) -> None:

@@ -103,17 +103,17 @@ def _unpack(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
     if not isinstance(tree, dict):
         return tree
     tag: str
-    held: Any
-    tag, held = next(iter(tree.items())) if len(tree) == 1 else ("", None)
+    content: Any
+    tag, content = next(iter(tree.items())) if len(tree) == 1 else ("", None)
     match tag:
         case "$tensor":
-            return tensors[held]
+            return tensors[content]
         case "$tuple":
-            return tuple(_unpack(each, tensors) for each in held)
+            return tuple(_unpack(each, tensors) for each in content)
         case "$set":
-            return {_unpack(each, tensors) for each in held}
+            return {_unpack(each, tensors) for each in content}
         case "$map":
-            return {_unpack(key, tensors): _unpack(each, tensors) for key, each in held}
+            return {_unpack(key, tensors): _unpack(each, tensors) for key, each in content}
     if tag.startswith("$"):
         raise ValueError(f"unknown form {tag!r}")
     return {key: _unpack(each, tensors) for key, each in tree.items()}

@@ -250,8 +250,8 @@ class Updates:
     ) -> ExpertTotals | None:
         """Sum the use of experts over all ranks; None if nothing is trained."""
         counts = sum(use.counts.cpu().double() for use in uses) if uses else 0.0
-        own = (counts, sum(use.tokens for use in uses), int(batch.loss_mask.sum()))
-        counts, tokens, trained = (sum(each) for each in zip(*self.passes.ranks.gather(own), strict=True))
+        local = (counts, sum(use.tokens for use in uses), int(batch.loss_mask.sum()))
+        counts, tokens, trained = (sum(each) for each in zip(*self.passes.ranks.gather(local), strict=True))
         if not tokens:
             return None
         share = trained / max(1, context.totals.tokens)

@@ -61,19 +61,19 @@ def encode(value: Any, other: Callable[[Any], Any] = lambda value: {"other": typ
     return {"written": [name, str(value)]} if name in _WRITTEN else other(value)
 
 
-def decode(found: Any, other: Callable[[str, Any], Any]) -> Any:
+def decode(encoded: Any, other: Callable[[str, Any], Any]) -> Any:
     """Return the encoded value, built only from Python's own types.
 
     Args:
-        found: Result of `encode`, parsed from JSON; hostile code may have written anything instead.
+        encoded: Result of `encode`, parsed from JSON; hostile code may have written anything instead.
         other: Decodes values that the `other` of `encode` encoded, from their key and content.
 
     Raises:
         Exception: `encode` did not produce this.
     """
-    if found is None or isinstance(found, bool | str | float | int):
-        return found
-    ((kind, content),) = found.items()
+    if encoded is None or isinstance(encoded, bool | str | float | int):
+        return encoded
+    ((kind, content),) = encoded.items()
     if kind in ("list", "tuple", "set"):
         items = [decode(each, other) for each in content]
         return items if kind == "list" else tuple(items) if kind == "tuple" else set(items)
@@ -191,10 +191,10 @@ class Tested:
         """Return name -> value for the wanted names that the answer's module defines."""
         defined: dict[str, Any] = self._ask("names", *wanted)
         # No other names, which hostile code may add.
-        found = {name: defined[name] for name in wanted if name in defined}
+        values = {name: defined[name] for name in wanted if name in defined}
         # For modules of the standard library, use the tests' own, which the answer cannot have patched.
-        modules = [name for name, value in found.items() if isinstance(value, Far) and value._kind == "module"]
-        return found | {name: import_module(name) for name in modules if name in sys.stdlib_module_names}
+        modules = [name for name, value in values.items() if isinstance(value, Far) and value._kind == "module"]
+        return values | {name: import_module(name) for name in modules if name in sys.stdlib_module_names}
 
     def function(self, name: str) -> Any:
         """Return a function of the answer, or a method of a new `Solution`."""

@@ -78,7 +78,7 @@ def _isolated(request: dict[str, Any], report: int) -> None:
         os.close(outside)
         os.close(report)
         os.close(1)
-        confinement.wait_within(child, limits["memory_together"], proc)  # `held` stays open until this process ends
+        confinement.wait_within(child, limits["memory_together"], proc)  # `ours` stays open until this process ends
         return
     os.close(ours)
     os.close(proc)
@@ -98,11 +98,11 @@ def _serve(request: dict[str, Any], report: int) -> None:
     left = request["limits"]["output"]
     for run in request["runs"]:
         output, error = _file("output", b""), _file("error", b"")
-        given = _file("input", run["input"])
+        stdin = _file("input", run["input"])
         if run["steps"] is None:
-            children = [_forked(request, [given, output, error], lambda: play.program(request["code"]))]
+            children = [_forked(request, [stdin, output, error], lambda: play.program(request["code"]))]
         else:
-            children = _answer_and_tests(request, run, given, output, error)
+            children = _answer_and_tests(request, run, stdin, output, error)
         *answer, last = children
         status = _wait(last, until)
         if answer and status == LOST:  # the tests lost the answer, whose own exit status tells why
@@ -114,7 +114,7 @@ def _serve(request: dict[str, Any], report: int) -> None:
         fault = "time" if status is None else "output" if written > left else str(status)
         _send(report, f"run {fault} {len(end)}", end + shown)
         left -= len(shown)
-        for each in (given, output, error):
+        for each in (stdin, output, error):
             os.close(each)
         if status is None:
             break
