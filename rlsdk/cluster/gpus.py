@@ -60,6 +60,15 @@ class GPUMap:
     learners: tuple[GPUPlace, ...] = ()
     apart: Mapping[ApartRole, tuple[GPUPlace, ...]] = {}
 
+    def only(self, roles: Collection[RoleName | ApartRole]) -> GPUMap:
+        """Return the map without the GPUs of other roles."""
+        return attrs.evolve(
+            self,
+            engines=self.engines if "engine" in roles else (),
+            learners=self.learners if "learner" in roles else (),
+            apart={role: places for role, places in self.apart.items() if role in roles},
+        )
+
     def users(self, node: int, gpu: int) -> list[str]:
         """Return the names of a GPU's actors, such as `engine 0` and `learner rank 0`."""
         roles = [("engine", self.engines), ("learner rank", self.learners)]

@@ -120,7 +120,8 @@ def cluster_use() -> str:
     for node in nodes:
         total.update(node.resources_total)
         free.update(node.resources_available)
-    names = sorted(name for name in total if not name.startswith(_HIDDEN))
+    # Each placement group counts what it has reserved again, under names such as `GPU_group_0_09a7…`.
+    names = sorted(name for name in total if not name.startswith(_HIDDEN) and "_group_" not in name)
     programs = [
         f"`{job.entrypoint[:_LONGEST_COMMAND]}` (pid {job.driver_pid} on {job.driver_address.ip_address})"
         for key, job in jobs.items()

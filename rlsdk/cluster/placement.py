@@ -221,7 +221,8 @@ def layout(
         cores: CPU cores of one machine.
         gpus: GPUs of the cluster.
         roles: Roles whose actors are started here.
-        apart: True if engines and learner belong to different programs, which cannot share a GPU.
+        apart: True if engines and learner belong to different programs, which cannot share a GPU. Each program assigns
+            the GPUs of all roles, so that both get the same map, and reserves those of its own.
 
     Raises:
         ConfigError: Different programs would share a GPU.
@@ -235,7 +236,8 @@ def layout(
     if apart and placement.colocate:
         fault = "placement.colocate: two programs cannot take turns on a device; set placement.colocate=false"
         raise ConfigError([fault])
-    reserved = reserve(gpu_map(plan, gpu_nodes(), roles), placement, sections_apart(plan))
+    found = gpu_map(plan, gpu_nodes()).only(roles) if apart else gpu_map(plan, gpu_nodes(), roles)
+    reserved = reserve(found, placement, sections_apart(plan))
     return Layout(device, *threads, reserved.engines, reserved.learners, reserved.apart)
 
 

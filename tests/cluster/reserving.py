@@ -16,7 +16,7 @@ from rlsdk.cluster import gpus
 from rlsdk.cluster.actors import RunActor, kill, spawn
 from rlsdk.cluster.gpus import GPUSeat, assign_gpus, gpu_nodes, reserve
 from rlsdk.cluster.placement import layout, sections_apart
-from rlsdk.config import check
+from rlsdk.config import Plan, check
 from rlsdk.config.schema import PlacementSection
 from rlsdk.errors import EnvironmentFault
 
@@ -77,24 +77,33 @@ def awaited() -> list[str]:
     return [seat.node, small.id]
 
 
+def planned(**settings: Any) -> Plan:
+    """Check a configuration of the nano model."""
+    own = {"name": "run", "model": {"path": str(MODEL)}, "tasks": {"train": "countdown"}, "reward": "countdown"}
+    return check({**own, "steps": 1, **settings})
+
+
+def programs() -> dict[str, list[Any]]:
+    """GPUs that the two programs of a run reserve, one after the other."""
+    from ray.util.placement_group import remove_placement_group
+
+    plan = planned(placement={"engines": 4, "learners": 2, "colocate": False})
+    explorer = layout(plan, 16, 6, roles=["engine"], apart=True)
+    trainer = layout(plan, 16, 6, roles=["learner"], apart=True)
+    assert not (explorer.learners or trainer.engines)
+    for group in {id(seat.group): seat.group for seat in explorer.engines + trainer.learners}.values():
+        remove_placement_group(group)
+    seats = {"engines": explorer.engines, "learners": trainer.learners}
+    return {role: [(seat.node, seat.devices) for seat in found] for role, found in seats.items()}
+
+
 def exporting() -> float:
     """How many GPUs are free while a model is exported, in whose training a critic and a reference had GPUs, too."""
     import ray
     from ray.util.placement_group import remove_placement_group
 
     apart = {"critic": {"ranks": 2}, "reference": {"ranks": 3}}
-    plan = check(
-        {
-            "name": "run",
-            "model": {"path": str(MODEL)},
-            "tasks": {"train": "countdown"},
-            "reward": "countdown",
-            "algorithm": {"use": "ppo", "kl": "k3", "kl_coef": 0.01},
-            "steps": 1,
-            "placement": {"learners": 2},
-            **apart,
-        }
-    )
+    plan = planned(algorithm={"use": "ppo", "kl": "k3", "kl_coef": 0.01}, placement={"learners": 2}, **apart)
     assert {role: section.ranks for role, section in sections_apart(plan).items()} == {"critic": 2, "reference": 3}
     found = layout(plan, 16, 6, roles=["learner"])
     free = ray.available_resources().get("GPU", 0.0)
@@ -107,10 +116,12 @@ def refused() -> str:
     """Error if another job holds all GPUs."""
     import ray
 
-    others = [ray.remote(Looking).options(num_gpus=2).remote() for _ in range(3)]
+    section = PlacementSection(engines=1)
+    earlier = reserve(assign_gpus(section, gpu_nodes()), section)
+    others = [ray.remote(Looking).options(num_gpus=count).remote() for count in (2, 2, 1)]
     ray.get([other.look.remote() for other in others])
     gpus.RESERVE_SECONDS = 2.0
-    section = PlacementSection(engines=1)
+    assert len(earlier.engines) == 1
     try:
         reserve(assign_gpus(section, gpu_nodes()), section)
     except EnvironmentFault as fault:
@@ -133,8 +144,9 @@ def main() -> None:
         cluster.wait_for_nodes()
         ray.init(address=cluster.address, log_to_driver=False)
         try:
-            cases = {name: on(section) for name, section in CASES.items()}
-            print(json.dumps({**cases, "awaited": awaited(), "exporting": exporting(), "refused": refused()}))
+            cases: dict[str, Any] = {name: on(section) for name, section in CASES.items()}
+            cases |= {"awaited": awaited(), "exporting": exporting(), "programs": programs(), "refused": refused()}
+            print(json.dumps(cases))
         finally:
             ray.shutdown()
             cluster.shutdown()

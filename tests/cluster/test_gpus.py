@@ -183,6 +183,12 @@ def test_apart_no_gpu_is_shared(seen: dict[str, Any]) -> None:
     assert len({node for node, _ in learners}) == 1
 
 
+def test_the_two_programs_of_a_run_reserve_different_gpus(seen: dict[str, Any]) -> None:
+    engines, learners = each(seen["programs"]["engines"]), each(seen["programs"]["learners"])
+    assert (len(set(engines)), len(set(learners))) == (4, 2)
+    assert not set(engines) & set(learners)
+
+
 def test_an_export_reserves_gpus_of_the_policys_ranks_alone(seen: dict[str, Any]) -> None:
     assert seen["exporting"] == 6 - 2
 
