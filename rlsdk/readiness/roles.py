@@ -32,8 +32,15 @@ def rank_faults(plan: Plan) -> Iterator[tuple[str, str]]:
         learner = plan.plugins.resolve(reference)
         size = learner.sequence_parallel if isinstance(learner, SharesSequences) else 1
         if ranks % size:
-            several = f"{size} ranks of {reference.name!r} share rollouts"
-            yield path, f"{several}, so it needs a multiple of {size}; got {ranks}"
+            several = (
+                f"{size} ranks of {reference.name!r} share rollouts, so it needs a multiple of {size}; got {ranks}"
+            )
+            fitting = " or ".join(str(n) for n in (ranks - ranks % size, ranks - ranks % size + size) if n)
+            # By convention, options that divide a model or its rollouts among ranks end in _parallel.
+            names = [o.name for o in plan.plugins.component(reference).options if o.name.endswith("_parallel")]
+            asked = [f"{name}={getattr(learner, name, 1)}" for name in names if getattr(learner, name, 1) != 1]
+            instead = f", or change the learner's {' and '.join(asked)}" if asked else ""
+            yield path, f"{several}; set {path}={fitting}{instead}"
         if path != "placement.learners" and not isinstance(learner, TransformersLearner):
             role, alone = path.partition(".")[0], f"the learner {reference.name!r} always holds a policy"
             yield path, f"{alone}, and cannot run the {role} by itself; set {path}=0, or {role}.learner=deepspeed"
