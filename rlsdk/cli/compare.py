@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -23,7 +22,8 @@ def compare(runs: Sequence[Path], html: Path | None, as_json: bool) -> None:
 
     Runs that differ only in their seed form one group.
     """
-    from rlsdk.reporting.compare import comparison, comparison_page
+    from rlsdk.cli.output import console, print_rows
+    from rlsdk.reporting import compare as room
     from rlsdk.reporting.report import read_run
     from rlsdk.runlog.folder import write_output
 
@@ -32,29 +32,19 @@ def compare(runs: Sequence[Path], html: Path | None, as_json: bool) -> None:
     read = [read_run(run) for run in runs]
     if html is not None:
         html.parent.mkdir(parents=True, exist_ok=True)
-        write_output(html, comparison_page(read))
-    found = comparison(read)
+        write_output(html, room.comparison_page(read))
+    found = room.comparison(read)
     if as_json:
         click.echo(json.dumps(found, indent=2, default=str))
         return
-    _show(found)
-    if html is not None:
-        click.echo(html)
-
-
-def _show(found: dict[str, Any]) -> None:
-    from rlsdk.cli.output import console, print_rows
-    from rlsdk.reporting.compare import INTERVALS, difference_rows, metric_rows, missing_rows, winner_rows
-
     labels, out = [*found["groups"]], console()
-    for title, head, rows in (
-        ("settings that differ", ("setting", *labels), difference_rows(found)),
-        ("results", ("metric", *labels), metric_rows(found)),
-        ("held-out winners", ("tasks", "winner", "mean", ""), winner_rows(found)),
-    ):
-        print_rows(out, title, head, rows)
+    print_rows(out, "settings that differ", ("setting", *labels), room.difference_rows(found))
+    print_rows(out, "results", ("metric", *labels), room.metric_rows(found))
+    print_rows(out, "held-out winners", ("tasks", "winner", "mean", ""), room.winner_rows(found))
     for folder, status in found["unfinished"].items():
         out.print(f"{folder} has not finished ({status}); its values are those so far", markup=False, soft_wrap=True)
-    for folder, counts in missing_rows(found):
+    for folder, counts in room.missing_rows(found):
         out.print(f"{folder} lacks values, which are left out: {counts}", markup=False, soft_wrap=True)
-    out.print(INTERVALS, style="dim", highlight=False)
+    out.print(room.INTERVALS, style="dim", highlight=False)
+    if html is not None:
+        click.echo(html)

@@ -80,17 +80,13 @@ def _chosen(plugins: Plugins, section: str | None) -> list[ConfigKey]:
             found += of_component(plugins.component(reference), path)
     chosen = [s for s in found if s.path == section or s.path.startswith(f"{section}.")]
     if not chosen:
-        raise UnknownComponentError(f"the configuration has no section or key {section!r}{_guess(section, found)}")
+        paths = [s.path for s in found]
+        near = [path for path in paths if path.rpartition(".")[2] == section.rpartition(".")[2]]  # in any section
+        near = near or [path for path in [nearest(section, paths)] if path]
+        sections = ", ".join(s.path for s in found if s.section or s.kind)
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"sections: {sections}"
+        raise UnknownComponentError(f"the configuration has no section or key {section!r}; {hint}")
     return chosen
-
-
-def _guess(section: str, known: Sequence[ConfigKey]) -> str:
-    """Suggest keys with that name in any section, or the nearest path."""
-    paths = [setting.path for setting in known]
-    last = [path for path in paths if path.rpartition(".")[2] == section.rpartition(".")[2]]
-    near = last or [path for path in [nearest(section, paths)] if path]
-    sections = ", ".join(s.path for s in known if s.section or s.kind)
-    return f"; did you mean {' or '.join(map(repr, near))}?" if near else f"; sections: {sections}"
 
 
 def table(found: Sequence[ConfigKey]) -> Table:

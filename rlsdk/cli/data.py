@@ -142,22 +142,20 @@ def _first_rows(file: str, count: int) -> list[dict[str, Any]]:
     try:
         parquet = is_parquet(path)
         with fsspec.open(path, "rb", compression=None if parquet else "infer") as opened:
-            return _parquet_rows(opened, count) if parquet else _json_rows(opened, count)
+            if not parquet:
+                return _json_rows(opened, count)
+            import pyarrow.parquet as pq
+
+            rows: list[dict[str, Any]] = []
+            for batch in pq.ParquetFile(opened).iter_batches(batch_size=count):
+                rows += batch.to_pylist()
+                if len(rows) >= count:
+                    break
+            return rows[:count]
     except DataError as error:
         raise DataError(f"{file}: {error}") from error
     except Exception as error:  # report the file and the cause, whatever a hostile file makes its reader raise
         raise DataError(f"{file} cannot be read: {error}") from error
-
-
-def _parquet_rows(opened: Any, count: int) -> list[dict[str, Any]]:
-    import pyarrow.parquet as pq
-
-    rows: list[dict[str, Any]] = []
-    for batch in pq.ParquetFile(opened).iter_batches(batch_size=count):
-        rows += batch.to_pylist()
-        if len(rows) >= count:
-            break
-    return rows[:count]
 
 
 def _json_rows(opened: Any, count: int) -> list[dict[str, Any]]:

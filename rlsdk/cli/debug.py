@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import numpy as np
 from rich.console import Console
 from rich.text import Text
 
@@ -161,20 +161,14 @@ def _lines(text: str) -> str:
 
 def _tokens(rollout: Rollout, found: Debugged) -> Text:
     """Return all tokens as text that distinguishes sampled (trained) tokens from given ones."""
-    sampled = int(rollout.loss_mask.sum())
-    count = f"{len(rollout.token_ids)}, {sampled} of them "
+    ids, mask = rollout.token_ids, rollout.loss_mask
+    count = f"{len(ids)}, {mask.sum()} of them "
     text = Text.assemble(("tokens", "bold"), f" ({count}", ("sampled, in ⟦ ⟧", SAMPLED), "): ")
-    for trained, start, end in _spans(rollout):
-        part = _lines(found.codec.shown(rollout.token_ids[start:end]))
+    if not len(ids):
+        return text
+    changes = np.flatnonzero(np.diff(mask)) + 1  # where sampled tokens begin or end
+    for part, trained in zip(np.split(ids, changes), np.split(mask, changes), strict=True):
+        shown = _lines(found.codec.shown(part))
         # Without colours, brackets distinguish them.
-        text.append(f"⟦{part}⟧" if trained else part, style=SAMPLED if trained else GIVEN)
+        text.append(f"⟦{shown}⟧" if trained[0] else shown, style=SAMPLED if trained[0] else GIVEN)
     return text
-
-
-def _spans(rollout: Rollout) -> Iterator[tuple[bool, int, int]]:
-    """Yield (mask, start, end) of each run of tokens with equal mask."""
-    mask, start = rollout.loss_mask, 0
-    for end in range(1, len(mask) + 1):
-        if end == len(mask) or mask[end] != mask[start]:
-            yield bool(mask[start]), start, end
-            start = end

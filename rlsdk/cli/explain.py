@@ -96,9 +96,8 @@ def explain(
         sys.exit(WRONG_INPUT if found.faults else 0)
     if not found.faults:
         sizes = {"memory": memory_in_words(memory), "disk": in_words(plan, found.disk) if found.disk else {}}
-        _print({**plan_text, **{section: content for section, content in sizes.items() if content}})
-        if full:
-            _print_values(origins(config, settings, plan))
+        sections = {**plan_text, **{section: content for section, content in sizes.items() if content}}
+        _print(sections, origins(config, settings, plan) if full else ())
     for warning in found.warnings:
         click.echo(f"rlsdk: warning: {warning}", err=True)
     for note in found.notes:
@@ -144,18 +143,7 @@ def _print_json(
     click.echo(json.dumps(found, indent=2, default=str))
 
 
-def _print_values(found: Sequence[Origin]) -> None:
-    """Print each value with its origin, in two columns that wrap."""
-    table = borderless(show_header=False, title="values", title_style="bold")
-    table.add_column(ratio=3, overflow="fold")
-    table.add_column(ratio=2, overflow="fold", style="dim")
-    for each in found:
-        value = json.dumps(each.value) if each.value == "" or "\n" in str(each.value) else brief(each.value)
-        table.add_row(Text(f"  {each.path}: {value}"), Text(each.origin))
-    show(table)
-
-
-def _print(plan: Mapping[str, Mapping[str, Any]]) -> None:
+def _print(plan: Mapping[str, Mapping[str, Any]], values: Sequence[Origin]) -> None:
     out = console()
     for section, content in plan.items():
         out.print(f"[bold]{section}[/bold]")
@@ -165,3 +153,11 @@ def _print(plan: Mapping[str, Mapping[str, Any]]) -> None:
             else:
                 text = ("yes" if value else "no") if isinstance(value, bool) else str(value)
             out.print(wrapped(f"  {key}: {text}", indent=4), markup=False, soft_wrap=True)
+    if values:
+        table = borderless(show_header=False, title="values", title_style="bold")
+        table.add_column(ratio=3, overflow="fold")
+        table.add_column(ratio=2, overflow="fold", style="dim")
+        for each in values:
+            value = json.dumps(each.value) if each.value == "" or "\n" in str(each.value) else brief(each.value)
+            table.add_row(Text(f"  {each.path}: {value}"), Text(each.origin))
+        show(table)

@@ -13,7 +13,6 @@ from rlsdk.cli.output import WIDTH, borderless, show
 from rlsdk.components import Component, Use, brief
 from rlsdk.errors import PluginError, nearest
 from rlsdk.kinds import OTHER_NAMES, Kind
-from rlsdk.options import Option
 from rlsdk.plugins import CORE, PluginEntry, Plugins, misspelt_group
 
 
@@ -94,35 +93,30 @@ def describe_entry(entry: PluginEntry, broken: str) -> dict[str, Any]:
 
 def describe(offers: Offers) -> dict[str, Any]:
     """Convert offers to plain values."""
-    return {
-        "components": [_describe_component(plugin, component) for plugin, component in offers.components],
-        "broken": [describe_entry(entry, cause) for entry, cause in offers.broken],
-    }
-
-
-def _describe_component(plugin: str, component: Component) -> dict[str, Any]:
-    found = {
-        "kind": component.kind,
-        "name": full_name(plugin, component),
-        "plugin": plugin,
-        "summary": component.summary,
-        "help": component.help,
-        "needs": list(component.needs),
-        "options": [_describe_option(option) for option in component.options],
-    }
-    return {**found, "parts": parts(component)} if component.kind == "algorithm" else found
-
-
-def _describe_option(option: Option) -> dict[str, Any]:
-    default = None if option.required else plain(option.default)
-    return {
-        "name": option.name,
-        "type": option.type_name,
-        **({"schedule": True} if option.schedule else {}),
-        "required": option.required,
-        "default": default,
-        "help": option.help,
-    }
+    components = [
+        {
+            "kind": component.kind,
+            "name": full_name(plugin, component),
+            "plugin": plugin,
+            "summary": component.summary,
+            "help": component.help,
+            "needs": list(component.needs),
+            "options": [
+                {
+                    "name": option.name,
+                    "type": option.type_name,
+                    **({"schedule": True} if option.schedule else {}),
+                    "required": option.required,
+                    "default": None if option.required else plain(option.default),
+                    "help": option.help,
+                }
+                for option in component.options
+            ],
+            **({"parts": parts(component)} if component.kind == "algorithm" else {}),
+        }
+        for plugin, component in offers.components
+    ]
+    return {"components": components, "broken": [describe_entry(entry, cause) for entry, cause in offers.broken]}
 
 
 def plain(value: Any) -> Any:

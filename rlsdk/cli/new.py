@@ -56,10 +56,11 @@ def new() -> None:
     """
 
 
-def _write(kind: Kind, given: str, folder: Path, *, as_file: bool) -> None:
+def _write(kind: Kind, name: str, folder: Path, as_file: bool = False) -> None:
     from rlsdk.scaffold import package, plugin_name, single_file, write
 
-    name = plugin_name(given.removesuffix(".py"))
+    as_file = as_file or name.endswith(".py")
+    name = plugin_name(name.removesuffix(".py"))
     if as_file:
         files = single_file(kind, name)
         write(files, folder)
@@ -97,11 +98,7 @@ FOLDER = click.option(
 @FOLDER
 def plugin(name: str, kind: Kind, folder: Path) -> None:
     """Write a package NAME with one component."""
-    _write(kind, name, folder, as_file=False)
-
-
-def _of_kind(name: str, folder: Path, as_file: bool, kind: Kind) -> None:
-    _write(kind, name, folder, as_file=as_file or name.endswith(".py"))
+    _write(kind, name.removesuffix(".py"), folder)
 
 
 for _kind in KINDS:
@@ -112,7 +109,7 @@ for _kind in KINDS:
         "NAME.py, or --file, writes one file instead.",
     )
     options = (FOLDER, click.option("--file", "as_file", is_flag=True, help="Write one file and its configuration."))
-    callback = functools.partial(_of_kind, kind=_kind)
+    callback = functools.partial(_write, _kind)
     for decorate in (*options, click.argument("name")):
         callback = decorate(callback)
     new.add_command(command(callback))

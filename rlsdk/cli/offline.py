@@ -15,7 +15,6 @@ from typing import Any
 import attrs
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from rlsdk.cli.output import borderless
 from rlsdk.errors import DataError, visible
@@ -226,31 +225,23 @@ def show(found: Mapping[str, Any], out: Console) -> None:
     for reason, count in found["reasons"].items():
         out.print(f"  invalid {count} ×: {_brief(reason)}", markup=False, soft_wrap=True)
     if found["histogram"]:
-        out.print(_bars(found["histogram"]))
-    if "disagreement" in found:
-        _show_disagreement(found["disagreement"], out)
-
-
-def _bars(histogram: Sequence[Mapping[str, float]]) -> Table:
-    table = borderless(show_header=False)
-    most = max(each["count"] for each in histogram)
-    for each in histogram:
-        single = each["from"] == each["to"]
-        name = f"{each['from']:.4g}" if single else f"{each['from']:.4g} to {each['to']:.4g}"
-        bar = "█" * math.ceil(_BAR * each["count"] / most)
-        table.add_row(name, f"{each['count']:,.0f}", f"[cyan]{bar}[/cyan]")
-    return table
-
-
-def _show_disagreement(found: Mapping[str, Any], out: Console) -> None:
-    if found["mean"] is None:
+        table = borderless(show_header=False)
+        most = max(each["count"] for each in found["histogram"])
+        for each in found["histogram"]:
+            single = each["from"] == each["to"]
+            name = f"{each['from']:.4g}" if single else f"{each['from']:.4g} to {each['to']:.4g}"
+            bar = "█" * math.ceil(_BAR * each["count"] / most)
+            table.add_row(name, f"{each['count']:,.0f}", f"[cyan]{bar}[/cyan]")
+        out.print(table)
+    apart = found.get("disagreement", {"mean": None})
+    if apart["mean"] is None:
         return
-    out.print(f"{found['differ']} differ from the given scores, by {found['mean']:.4g} on average", markup=False)
+    out.print(f"{apart['differ']} differ from the given scores, by {apart['mean']:.4g} on average", markup=False)
     table = borderless("row", "given", "score", "reason", "end of the response")
-    for each in found["worst"]:
+    for each in apart["worst"]:
         cells = (each["row"], f"{each['given']:.4g}", f"{each['score']:.4g}", _brief(each["reason"]))
         table.add_row(*map(escape, cells), escape(_brief(each["response"][-_SHOWN:])))
-    if found["worst"]:
+    if apart["worst"]:
         out.print(table)
 
 

@@ -101,7 +101,14 @@ def simulate(
     sizes = _sizes(plan, engines, learners, gpus, learner_share)
     predictions = _predicted(plan, used, sizes, per_gpu=per_gpu, steps=steps, whole=whole)
     if comparison is not None:
-        _warn_of_other_sizes(against, comparison, predictions)
+        batch, group = comparison.batch_size, comparison.group_size
+        if others := {(p.setup.batch, p.setup.group) for p in predictions} - {(batch, group)}:
+            predicted = ", ".join(f"{other} × {members}" for other, members in sorted(others))
+            click.echo(
+                f"warning: --against {against}: the run has {batch} × {group} rollouts a step, not {predicted} as "
+                f"predicted, so the figures are not comparable; predict batch_size={batch} group_size={group}",
+                err=True,
+            )
     if as_json:
         report: dict[str, Any] = {
             "rates": attrs.asdict(rates),
@@ -112,9 +119,7 @@ def simulate(
             report["measured"] = attrs.asdict(comparison, filter=attrs.filters.exclude("rates", "lengths"))
         click.echo(json.dumps(report, indent=2))
     else:
-        _show(predictions, comparison)
-        lengths = {"median": used.lengths.median, "sigma": used.lengths.sigma}
-        _show_origins(used.origins, {**attrs.asdict(rates), **lengths})
+        _show(predictions, comparison, used)
 
 
 def _assumed(plan: Plan, hardware: str, run: Path | None, given: Mapping[str, float]) -> Assumptions:
@@ -231,20 +236,8 @@ def _predicted(
     return predictions
 
 
-def _warn_of_other_sizes(run: Path | None, comparison: MeasuredRun, predictions: Sequence[Prediction]) -> None:
-    """Warn if the measured run had a different number of rollouts per step than the predictions."""
-    batch, group = comparison.batch_size, comparison.group_size
-    others = {(p.setup.batch, p.setup.group) for p in predictions} - {(batch, group)}
-    if others:
-        sizes = ", ".join(f"{other} × {members}" for other, members in sorted(others))
-        click.echo(
-            f"warning: --against {run}: the run has {batch} × {group} rollouts a step, not {sizes} as predicted, so "
-            f"the figures are not comparable; predict batch_size={batch} group_size={group}",
-            err=True,
-        )
-
-
-def _show(predictions: Sequence[Prediction], comparison: MeasuredRun | None) -> None:
+def _show(predictions: Sequence[Prediction], comparison: MeasuredRun | None, used: Assumptions) -> None:
+    """Print a table for each prediction, then the value and origin of each rate, those not measured first."""
     from rich.table import Table
 
     out = console()
@@ -269,15 +262,11 @@ def _show(predictions: Sequence[Prediction], comparison: MeasuredRun | None) -> 
             f"as configured: {found.of_bound:.0%} of the throughput at {bound:.3g} s a step",
             highlight=False,
         )
-
-
-def _show_origins(origins: Mapping[str, str], values: Mapping[str, float]) -> None:
-    """Print the origin and the value of each rate, those not measured first."""
+    values = {**attrs.asdict(used.rates), "median": used.lengths.median, "sigma": used.lengths.sigma}
     known: dict[str, list[str]] = {}
-    for name, origin in origins.items():
+    for name, origin in used.origins.items():
         value = values[name]
         known.setdefault(origin, []).append(f"{name} {value:,.0f}" if value >= 1000 else f"{name} {value:.3g}")
-    out = console()
     for origin, names in sorted(known.items(), key=lambda item: item[0].startswith((_A_RUN, "--rate"))):
         out.print(f"from {origin}: " if origin != "assumed" else "assumed: ", ", ".join(names), sep="", highlight=False)
     if not any(origin.startswith(_A_RUN) for origin in known):

@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.table import Column, Table
+from rich.markup import escape
+from rich.table import Column
 
 from rlsdk.cli.lazy import INTERRUPTED
 from rlsdk.cli.output import borderless, show
 from rlsdk.cli.parameters import SettingsCommand, plugin_files
 from rlsdk.plurals import counted
 from rlsdk.reporting.estimates import Estimate
-from rlsdk.sweeps.running import Failure, ResultRow, RunOutcome, missing_metric
+from rlsdk.sweeps.running import Failure, RunOutcome, missing_metric
 
 if TYPE_CHECKING:
     from rlsdk.config import Plan
@@ -74,7 +75,12 @@ def sweep(
         click.echo(json.dumps(found, indent=2))
     else:
         click.echo(f"{metric}: mean over seeds [95 % confidence interval]")
-        show(_table(rows))
+        keys = [Column(key, overflow="fold") for key in rows[0].group]
+        table = borderless(*keys, Column("mean", justify="right"), Column("runs", justify="right"))
+        for row in rows:
+            estimate = escape(estimate_text(row.estimate))
+            table.add_row(*row.group.values(), estimate, f"{len(row.values)}/{len(row.runs)}")
+        show(table)
         click.echo(f"written: {file}")
     tell_failures(failed, len(runs))
     if failed:
@@ -138,13 +144,3 @@ def estimate_text(estimate: Estimate | None) -> str:
     if estimate.low is None or estimate.high is None:
         return f"{estimate.value:.4g}"
     return f"{estimate.value:.4g}  [{estimate.low:.4g}, {estimate.high:.4g}]"
-
-
-def _table(rows: Sequence[ResultRow]) -> Table:
-    columns = [Column(key, overflow="fold") for key in rows[0].group]
-    table = borderless(*columns, Column("mean", justify="right"), Column("runs", justify="right"))
-    for row in rows:
-        table.add_row(
-            *row.group.values(), estimate_text(row.estimate).replace("[", r"\["), f"{len(row.values)}/{len(row.runs)}"
-        )
-    return table

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
 from rich.markup import escape
-from rich.table import Column, Table
+from rich.table import Column
 
 from rlsdk.cli.output import borderless, show
 from rlsdk.cli.parameters import SettingsCommand, plugin_files
 from rlsdk.cli.sweep import estimate_text, tell_failures, train_runs
 from rlsdk.plurals import counted
 from rlsdk.sweeps.running import EVALUATED
-from rlsdk.sweeps.tournament import Standing
 
 
 @click.command(cls=SettingsCommand)
@@ -86,18 +84,14 @@ def tournament(
     else:
         about = "interquartile mean over tasks and seeds; mean over seeds for each task [95 % interval]"
         click.echo(f"{metric}: {about}")
-        show(_table(ranking, list(tasks)))
+        columns = [Column(task, justify="right", overflow="fold") for task in tasks]
+        table = borderless(Column("algorithm", overflow="fold"), Column("all tasks", justify="right"), *columns)
+        for each in ranking:
+            missing = f" ({counted(len(each.missing), 'run')} missing)" if each.missing else ""
+            cells = [escape(estimate_text(estimate)) for estimate in (each.whole, *map(each.task, tasks))]
+            table.add_row(escape(each.algorithm) + missing, *cells)
+        show(table)
         click.echo(f"written: {file}")
     tell_failures(failed, len(runs))
     if failed:
         sys.exit(1)
-
-
-def _table(ranking: Sequence[Standing], tasks: Sequence[str]) -> Table:
-    columns = [Column(task, justify="right", overflow="fold") for task in tasks]
-    table = borderless(Column("algorithm", overflow="fold"), Column("all tasks", justify="right"), *columns)
-    for each in ranking:
-        missing = f" ({counted(len(each.missing), 'run')} missing)" if each.missing else ""
-        cells = [escape(estimate_text(estimate)) for estimate in (each.whole, *(each.task(task) for task in tasks))]
-        table.add_row(escape(each.algorithm) + missing, *cells)
-    return table

@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from rlsdk.cli.parameters import RunPath, SettingsCommand, json_output, plugin_files
-from rlsdk.errors import ArgumentError
+from rlsdk.errors import ArgumentError, visible
 
 
 @click.command(cls=SettingsCommand)
@@ -134,7 +134,15 @@ def _show(found: Mapping[str, Any]) -> None:
     print_rows(out, "groups with a different outcome", ("step", "task", "before", "after"), changed)
     for reason, count in found["invalid"].items():
         out.print(f"could not be scored: {count} × {reason}", markup=False)
-    _show_examples(out, found["examples"])
+    if found["examples"]:
+        out.print("rollouts whose reward changes most", style="italic")
+    for each in found["examples"]:
+        old, new = (("invalid" if each[side] is None else f"{each[side]:g}") for side in ("before", "after"))
+        reason = f" ({visible(each['reason'])})" if each["reason"] else ""
+        head = f"step {each['step']}, task {visible(each['task'])}: {old} → {new}{reason}"
+        out.print(head, markup=False, soft_wrap=True)
+        for name in ("prompt", "response"):
+            out.print(f"  {name}: {visible(each[name])}", markup=False, soft_wrap=True, style="dim")
     for note in found["notes"]:
         out.print(f"note: {note}", markup=False)
 
@@ -159,17 +167,3 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
 
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
-
-
-def _show_examples(out: Any, examples: Sequence[Mapping[str, Any]]) -> None:
-    from rlsdk.errors import visible
-
-    if examples:
-        out.print("rollouts whose reward changes most", style="italic")
-    for each in examples:
-        old, new = (("invalid" if each[side] is None else f"{each[side]:g}") for side in ("before", "after"))
-        reason = f" ({visible(each['reason'])})" if each["reason"] else ""
-        head = f"step {each['step']}, task {visible(each['task'])}: {old} → {new}{reason}"
-        out.print(head, markup=False, soft_wrap=True)
-        for name in ("prompt", "response"):
-            out.print(f"  {name}: {visible(each[name])}", markup=False, soft_wrap=True, style="dim")
