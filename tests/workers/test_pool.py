@@ -149,7 +149,7 @@ async def begin(pool: RolloutWorkerPool, *keys: str) -> list[asyncio.Task[MadeGr
 
 
 async def test_each_group_goes_to_the_worker_that_owes_the_fewest_rollouts(started: StartedPool) -> None:
-    big = asyncio.ensure_future(started.pool.make(order("big", 4)))
+    big = asyncio.ensure_future(started.pool.make(order("big", 5)))
     others = await begin(started.pool, *"abcd")
     assert [[each.order.key for each in actor.orders()] for actor in started.actors] == [["big"], [*"abcd"]]
     assert started.actors[1].kinds() == [Admit, Make, Make, Make, Make]
