@@ -66,13 +66,14 @@ def replay(
     from rlsdk.replay.dump import dump_of
     from rlsdk.replay.files import read_columns, recognise
     from rlsdk.replay.stages import Replay
+    from rlsdk.yaml_values import load_value
 
     if checkpoint is not None and checkpoint.isdigit():
         raise ArgumentError([f"--checkpoint: {checkpoint!r} given; expected a model's folder"])
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # plugins may print
         try:
-            chosen = yaml.safe_load(algorithm) if algorithm else None
+            chosen = load_value(algorithm) if algorithm else None
         except yaml.YAMLError as error:
             raise ArgumentError([f"--algorithm: {algorithm!r} is not YAML: {' '.join(str(error).split())}"]) from error
         dump = dump_of(recognise(read_columns(file), framework), rewards=rewards, group_size=group_size)

@@ -125,6 +125,7 @@ def _scorer(name: str, options: tuple[str, ...], files: tuple[str, ...], limits:
 
     from rlsdk.plugins import Plugins
     from rlsdk.scoring.scorer import RewardTerm, Scorer
+    from rlsdk.yaml_values import load_value
 
     given: dict[str, Any] = {}
     for text in options:
@@ -132,7 +133,7 @@ def _scorer(name: str, options: tuple[str, ...], files: tuple[str, ...], limits:
         if not equals or not key:
             raise click.UsageError(f"--option {text!r} is not of the form KEY=VALUE")
         try:
-            given[key] = yaml.safe_load(value)
+            given[key] = load_value(value)
         except yaml.YAMLError as error:
             raise click.UsageError(f"--option {key}: {value!r} is not YAML: {error}") from error
     try:

@@ -11,18 +11,10 @@ import attrs
 import yaml
 
 from rlsdk.errors import ConfigError
+from rlsdk.yaml_values import load_value
 
 MOST = 20_000
 """Maximum values in a configuration: nested anchors could make a file hold any number."""
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML loader that reads 1e-6 as a number, as Hydra does."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+"), list("-+0123456789")
-)
 
 
 def parse_yaml(content: str, name: str) -> dict[str, Any]:
@@ -32,7 +24,7 @@ def parse_yaml(content: str, name: str) -> dict[str, Any]:
         ConfigError: It is not YAML, too large, or no mapping.
     """
     try:
-        found = yaml.load(content, _Loader)
+        found = load_value(content)
         size = _size(found)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = (
@@ -66,7 +58,7 @@ def parse_value(written: str) -> Any:
     if "${" in written and not written.startswith(("[", "{")):
         return written
     try:
-        found = yaml.load(written, _Loader)
+        found = load_value(written)
     except (yaml.YAMLError, ValueError, RecursionError):
         return written
     if isinstance(found, dict) and all(value is None for value in found.values()) and found:

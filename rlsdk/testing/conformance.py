@@ -25,6 +25,7 @@ from rlsdk.testing.findings import Case, NotApplicable, PropertyResult, Report, 
 from rlsdk.testing.subject import ON_BATCHES, Property, Subject, fault_of
 from rlsdk.testing.trials import try_out
 from rlsdk.types import Group, Task
+from rlsdk.yaml_values import load_value
 
 MODULES = (
     "general",
@@ -336,6 +337,6 @@ def _task(text: str, index: int) -> Task:
 
 def _yaml(value: str, text: str) -> Any:
     try:
-        return yaml.safe_load(value)
+        return load_value(value)
     except yaml.YAMLError as error:
         raise ValueFault(f"{text!r} is not YAML: {error}") from error

@@ -20,6 +20,7 @@ from rlsdk.fields import FORWARD
 from rlsdk.runlog.folder import why_no_run
 from rlsdk.schedules import EntropyTarget
 from rlsdk.scoring.scorer import RewardTerm
+from rlsdk.yaml_values import load_value
 
 REPLAYED = ("reward", "algorithm", "scoring", "max_invalid", "plugins", "old_logprobs")
 """Settings or sections whose effect stored rollouts can show."""
@@ -63,7 +64,7 @@ class Asked:
         for option, texts in (("reward", self.reward), ("algorithm", (self.algorithm,)), ("filter", self.filters)):
             for text in filter(None, texts):
                 try:
-                    given.append((option, text, yaml.safe_load(text)))
+                    given.append((option, text, load_value(text)))
                 except yaml.YAMLError as error:
                     faults.append(f"--{option}: {text!r} is not YAML: {' '.join(str(error).split())}")
         if faults:

@@ -131,6 +131,8 @@ def test_verls_rows_and_countdown(tmp_path):
     assert json.loads(run(file, "--reward", "countdown", "--json"))["mean"] == pytest.approx(0.55)
     found = json.loads(run(file, "--reward", "countdown", "--option", "format_score=0.5", "--json"))
     assert found["mean"] == 0.75
+    found = json.loads(run(file, "--reward", "countdown", "--option", "format_score=5e-1", "--json"))  # as in a config
+    assert found["mean"] == 0.75
 
 
 def test_metadata_reach_a_reward_of_a_file(tmp_path):

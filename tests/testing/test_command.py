@@ -89,6 +89,7 @@ def test_options_are_given_to_components(lab):
     text = check(lab, "--component", "needy", "--option", "needy.path=x", status=0)
     assert "0 skipped" in text
     assert "expected float" in check(lab, "--option", "leaky.scale=much", status=2)
+    assert "expected float" not in check(lab, "--option", "leaky.scale=1e-3", status=1)
     assert "COMPONENT.OPTION=VALUE" in check(lab, "--option", "scale=1", status=2)
     assert "no component 'leeky'; did you mean 'leaky'?" in check(lab, "--option", "leeky.scale=1", status=2)
 

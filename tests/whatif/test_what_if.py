@@ -329,7 +329,8 @@ async def test_a_trajectory_scored_at_its_end_has_one_score_and_failed_rollouts_
 
 
 def test_a_question_holds_both_plans(run: Path) -> None:
-    found = question(run, Asked(algorithm="dapo", plugins=()))
+    found = question(run, Asked(algorithm="{use: dapo, entropy_coef: 1e-3}", plugins=()))
+    assert found.after.algorithm.entropy_coef == 0.001
     assert found.before.algorithm.aggregate == "seq-mean-token-mean"
     assert found.after.algorithm.aggregate == "token-mean"
     assert not found.scores_again
