@@ -78,7 +78,7 @@ class CodeTests:
         cases = cases_of(rollout.task, self.tolerance)
         code = answered(rollout, self.where)
         if code is None:
-            wanted = "a block fenced as ```python" if self.where == "fence" else "<answer> … </answer>"
+            wanted = "block fenced as ```python" if self.where == "fence" else "<answer> … </answer>"
             return _nothing(f"there is no {wanted}", found=False)
         if len(code) > MAX_CODE:
             return _nothing(f"the code has {len(code)} characters, more than {MAX_CODE}", found=True)

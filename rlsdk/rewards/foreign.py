@@ -134,6 +134,11 @@ class Foreign:
         missing = sorted(self._parameters.required - filled - set(offered))
         if "environments" in missing:
             raise DataError(f"task {chunk[0].task.id!r}: {self.path} asks for environments, but {_NO_OBJECTS}")
+        if "completion_ids" in missing:
+            raise DataError(
+                f"task {chunk[0].task.id!r}: {self.path} asks for completion_ids, but a response read from a file is "
+                "text without token ids; give that parameter a default, or try the function in a run"
+            )
         if missing:
             task = chunk[0].task
             columns = ", ".join(map(str, task.metadata)) or "none"

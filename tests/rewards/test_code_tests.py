@@ -188,7 +188,7 @@ def test_where_code_is_looked_for(text, where, found):
 def test_without_code_nothing_runs():
     score = judge("", "assert f()", text="I do not know.", isolation="none")
     assert (score.value, score.valid, score.metrics["format"]) == (0.0, True, 0.0)
-    assert "fenced as ```python" in score.reason
+    assert "there is no block fenced as ```python" in score.reason
     score = judge("", "assert f()", text="```python\n" + "#" * 300_000 + "\n```", isolation="none")
     assert (score.value, score.metrics["format"]) == (0.0, 1.0)
     assert "characters, more than" in score.reason
