@@ -16,6 +16,7 @@ import numpy as np
 
 from rlsdk.cluster.actors import cause_of, described, died, streamed
 from rlsdk.contracts import Completion, Request, Sampled, Sampling
+from rlsdk.engines.continuation import unsampled
 from rlsdk.engines.messages import Progress
 from rlsdk.errors import EngineError, ValueFault
 from rlsdk.isolation.watching import Busy
@@ -213,7 +214,7 @@ class EngineClient:
         waiting, self._waiting = self._waiting, []
         for future in itertools.chain.from_iterable(merged.missing for merged in waiting):
             # Each gets a unique name, from which seeds of resumed requests derive.
-            future.set_result(Answer(nothing(next(self._serial)), ""))
+            future.set_result(Answer(unsampled(next(self._serial)), ""))
 
     def admit(self, rank: int, actor: Any) -> None:
         """Start routing to an engine, and send it the requests that waited for one.
@@ -367,9 +368,3 @@ def _fail(futures: Iterable[asyncio.Future[Answer]], error: BaseException) -> No
     for future in futures:
         if not future.done():
             future.set_exception(error)
-
-
-def nothing(request: str = "") -> Completion:
-    """Return the completion of a request that was aborted before its first token."""
-    blank, logprobs = np.zeros(0, np.int64), np.zeros(0, np.float32)
-    return Completion(request=request, index=0, token_ids=blank, logprobs=logprobs, versions=blank, finish="abort")

@@ -156,3 +156,9 @@ def spread(spans: Sequence[tuple[int, int]], count: int) -> np.ndarray:
     for start, version in spans:
         versions[start:] = version
     return versions
+
+
+def unsampled(request: str = "", index: int = 0) -> Completion:
+    """Return the completion of a continuation that was aborted before its first token."""
+    none, logprobs = np.zeros(0, np.int64), np.zeros(0, np.float32)
+    return Completion(request=request, index=index, token_ids=none, logprobs=logprobs, versions=none, finish="abort")

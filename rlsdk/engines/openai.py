@@ -16,6 +16,7 @@ import numpy as np
 
 from rlsdk.contracts import ActorSpec, Completion, Finish, Model, Request, Weights
 from rlsdk.engines.checks import check_images, check_known, check_requests
+from rlsdk.engines.continuation import unsampled
 from rlsdk.engines.pretrained import end_ids, open_tokenizer
 from rlsdk.errors import EngineError
 from rlsdk.marks import engine
@@ -179,8 +180,7 @@ class OpenAI:
         for asked in ended:
             asked.future.cancel()
             asked.attempts.aborted.set()
-        none = np.zeros(0, np.int64)
-        return [self._completion(asked.request, asked.index, none, [], "abort") for asked in ended]
+        return [unsampled(asked.request.id, asked.index) for asked in ended]
 
     def reseed(self, seed: int) -> None:
         """Do nothing: the server has its own generator, and a request's seed is sent along."""
@@ -217,8 +217,36 @@ class OpenAI:
         self._asked = []
 
     def _complete(self, request: Request, index: int, attempts: _Attempts) -> Completion:
+        sampling, room = request.sampling, min(request.sampling.max_tokens, self._limit - len(request.prompt_ids))
+        body, retry_until = self._body(request, index, room), time.monotonic() + self.timeout
+        answer = self._call("POST", "/completions", body, attempts, retry_until=retry_until)
+        try:
+            choice = answer["choices"][0]
+            text, reason = choice["text"], choice.get("finish_reason")
+        except (LookupError, TypeError, AttributeError) as error:
+            said = f"{self.base_url}/completions: the answer is not a completion: {answer!r:.{_SAID}}"
+            raise EngineError(said) from error
+        finish: Finish = reason if reason in ("stop", "length") else "stop"
+        tokens = choice.get("token_ids")
+        if not isinstance(tokens, list):
+            tokens = self._tokenizer.encode(text, add_special_tokens=False)
+            if finish == "stop" and self._ends and not text.endswith(sampling.stop or ("\0",)):
+                tokens = [*tokens, self._ends[0]]
+        tokens = tokens[:room]  # tokenizing the text here may give more tokens than were sampled
+        logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or []
+        known = len(logprobs) == len(tokens) and None not in logprobs
+        return Completion(
+            request=request.id,
+            index=index,
+            token_ids=np.array(tokens, np.int64),
+            logprobs=np.array(logprobs, np.float32) if known else np.zeros(len(tokens), np.float32),
+            versions=np.zeros(len(tokens), np.int64),
+            finish=finish,
+        )
+
+    def _body(self, request: Request, index: int, room: int) -> dict[str, Any]:
+        """Return the fields of a call of `/completions` that samples at most `room` tokens."""
         sampling, ids = request.sampling, request.prompt_ids
-        room = min(sampling.max_tokens, self._limit - len(ids))
         body: dict[str, Any] = {
             "model": self.model,
             "prompt": ids.tolist() if self.prompts == "ids" else self._tokenizer.decode(ids),
@@ -236,36 +264,7 @@ class OpenAI:
             "include_stop_str_in_output": bool(sampling.stop) and self.prompts == "ids",
             "seed": None if request.seed is None else (request.seed + index) % 2**31,
         }
-        body |= {name: value for name, value in optional.items() if value not in (None, 0, [], False)}
-        answer = self._call("POST", "/completions", body, attempts, retry_until=time.monotonic() + self.timeout)
-        try:
-            choice = answer["choices"][0]
-            text, reason = choice["text"], choice.get("finish_reason")
-        except (LookupError, TypeError, AttributeError) as error:
-            said = f"{self.base_url}/completions: the answer is not a completion: {answer!r:.{_SAID}}"
-            raise EngineError(said) from error
-        finish: Finish = reason if reason in ("stop", "length") else "stop"
-        tokens = choice.get("token_ids")
-        if not isinstance(tokens, list):
-            tokens = self._tokenizer.encode(text, add_special_tokens=False)
-            if finish == "stop" and self._ends and not text.endswith(sampling.stop or ("\0",)):
-                tokens = [*tokens, self._ends[0]]
-        tokens = tokens[:room]  # tokenizing the text here may give more tokens than were sampled
-        logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or []
-        return self._completion(request, index, np.array(tokens, np.int64), logprobs, finish)
-
-    def _completion(
-        self, request: Request, index: int, tokens: np.ndarray, logprobs: Sequence[float | None], finish: Finish
-    ) -> Completion:
-        known = len(logprobs) == len(tokens) and None not in logprobs
-        return Completion(
-            request=request.id,
-            index=index,
-            token_ids=tokens,
-            logprobs=np.array(logprobs, np.float32) if known else np.zeros(len(tokens), np.float32),
-            versions=np.zeros(len(tokens), np.int64),
-            finish=finish,
-        )
+        return body | {name: value for name, value in optional.items() if value not in (None, 0, [], False)}
 
     def _call(
         self,

@@ -15,7 +15,8 @@ import attrs
 import numpy as np
 
 from rlsdk.contracts import Completion, Finish, Sampled, Sampling, TopTokens
-from rlsdk.engines.client import Answer, GenerateRequest, Sampler, Watch, nothing
+from rlsdk.engines.client import Answer, GenerateRequest, Sampler, Watch
+from rlsdk.engines.continuation import unsampled
 from rlsdk.seeds import derive
 from rlsdk.types import Rollout
 
@@ -90,7 +91,7 @@ class PausableClient:
                 return self._answer(attrs.evolve(kept, finish=finish), None)
             await self._through.wait()
             if self._interrupted:
-                return self._answer(nothing() if kept is None else attrs.evolve(kept, finish="abort"), None)
+                return self._answer(unsampled() if kept is None else attrs.evolve(kept, finish="abort"), None)
             asked = request
             if request.seed is not None and last is not None:
                 # The same seed would repeat the random numbers of the first part.

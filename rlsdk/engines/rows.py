@@ -35,18 +35,6 @@ class Pending:
     ends: int
     stops: StopStrings | None
 
-    def aborted(self) -> Completion:
-        """Return the completion of a continuation that never ran."""
-        none = np.zeros(0, dtype=np.int64)
-        return Completion(
-            request=self.request.id,
-            index=self.index,
-            token_ids=none,
-            logprobs=none.astype(np.float32),
-            versions=none,
-            finish="abort",
-        )
-
 
 class EndTable:
     """Sets of end tokens, as rows of one table.

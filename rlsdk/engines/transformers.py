@@ -12,7 +12,7 @@ import numpy as np
 from rlsdk.cluster.compiled import compiler_environment, compiler_programs
 from rlsdk.contracts import ActorSpec, Completion, Finish, MemoryUse, Model, Request, Sampled, Weights
 from rlsdk.engines.checks import check_images, check_known, check_requests
-from rlsdk.engines.continuation import StopStrings
+from rlsdk.engines.continuation import StopStrings, unsampled
 from rlsdk.engines.copying import copy_parts, held_parts, layout_of
 from rlsdk.engines.memory import check_layers, transformers_memory
 from rlsdk.engines.pretrained import end_ids, open_tokenizer
@@ -215,7 +215,7 @@ class Transformers:
         waiting, self._waiting = self._waiting, deque()
         for pending in waiting:
             if wanted is None or pending.request.id in wanted:
-                ended.append(pending.aborted())
+                ended.append(unsampled(pending.request.id, pending.index))
             else:
                 self._waiting.append(pending)
         self._tidy()

@@ -242,20 +242,14 @@ class Updates:
                     columns += [(logprobs.cpu(), entropy.cpu())] if whole else []
                     uses += [] if use is None else [use]
         if balanced:
-            context = attrs.evolve(context, experts=self._expert_totals(batch, uses, context))
+            counts = sum(use.counts.cpu().double() for use in uses) if uses else 0.0
+            local = (counts, sum(use.tokens for use in uses), int(batch.loss_mask.sum()))
+            counts, tokens, trained = (sum(each) for each in zip(*ranks.gather(local), strict=True))
+            if tokens:  # otherwise nothing is trained
+                totals = torch.as_tensor(counts, dtype=torch.float32, device=self.device)
+                share = trained / max(1, context.totals.tokens)
+                context = attrs.evolve(context, experts=ExpertTotals(totals, int(tokens), share))
         return self._with_whole(batch, parts, columns, context) if whole else context
-
-    def _expert_totals(
-        self, batch: TrainBatch, uses: Sequence[ExpertUse], context: UpdateContext
-    ) -> ExpertTotals | None:
-        """Sum the use of experts over all ranks; None if nothing is trained."""
-        counts = sum(use.counts.cpu().double() for use in uses) if uses else 0.0
-        local = (counts, sum(use.tokens for use in uses), int(batch.loss_mask.sum()))
-        counts, tokens, trained = (sum(each) for each in zip(*self.passes.ranks.gather(local), strict=True))
-        if not tokens:
-            return None
-        share = trained / max(1, context.totals.tokens)
-        return ExpertTotals(torch.as_tensor(counts, dtype=torch.float32, device=self.device), int(tokens), share)
 
     def _with_whole(
         self,
