@@ -256,15 +256,16 @@ class OpenAI:
         }
         if self.prompts == "ids":  # a server that accepts ids may return them, too
             body |= {"logprobs": 1, "return_token_ids": True}
+        if request.seed is not None:
+            body["seed"] = (request.seed + index) % 2**31
         optional = {
             "top_k": sampling.top_k,
             "stop": list(sampling.stop),
             "stop_token_ids": list(sampling.stop_token_ids),
             "ignore_eos": sampling.ignore_eos,
             "include_stop_str_in_output": bool(sampling.stop) and self.prompts == "ids",
-            "seed": None if request.seed is None else (request.seed + index) % 2**31,
         }
-        return body | {name: value for name, value in optional.items() if value not in (None, 0, [], False)}
+        return body | {name: value for name, value in optional.items() if value}
 
     def _call(
         self,

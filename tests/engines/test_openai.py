@@ -129,6 +129,13 @@ def test_ids_and_logprobs_of_the_server_are_taken_as_they_are(server: Server, mo
     engine.stop()
 
 
+def test_a_seed_of_zero_is_sent_along(server: Server) -> None:
+    engine = started(server)
+    engine.add([Request(id="a", prompt_ids=PROMPT, sampling=Sampling(max_tokens=2), n=1, seed=0)])
+    answers(engine)
+    assert server.asked[0]["seed"] == 0
+
+
 def test_text_is_tokenised_here_and_ends_as_the_model_ends(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     engine = started(server, model="other", prompts="text")
