@@ -45,8 +45,8 @@ class StateLayer(LinearAttentionLayer):
 
     def show(self, rows: int) -> None:
         """Expose the states of the first rows to the model."""
-        for (name, index), states in self._held.items():
-            getattr(self, name)[index] = states[:rows]
+        for (name, index), cached in self._held.items():
+            getattr(self, name)[index] = cached[:rows]
             getattr(self, f"is_{name}_initialized")[index] = True
             self.has_previous_state[index] = True
 

@@ -41,7 +41,7 @@ _ENDING = struct.Struct("!ii")
 _REMEMBERED = 1000
 """Maximum number of exit codes kept for `ForkServer.ending`."""
 _LAST_WORDS = 0.5
-"""Seconds to wait for the server's report of how a fork ended."""
+"""Seconds to wait for the end of the server, or for its report of how a fork ended."""
 FORK_SECONDS = 60.0
 """Timeout in seconds for a fork, which takes milliseconds; a server that does not answer is replaced."""
 _FULL = 0.01
@@ -157,8 +157,11 @@ class ForkServer:
                 if isinstance(error, TimeoutError) and server is self._process is not None:  # such as under SIGSTOP
                     log.warning("the process that forks %s does not answer and is replaced", self._what)
                     self.close()
+                if server is not None and not retried:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        await asyncio.to_thread(server.wait, _LAST_WORDS)
                 # A server that was killed before it read the request is replaced.
-                if retried or server is None or not await asyncio.to_thread(_has_ended, server):
+                if retried or server is None or server.poll() is None:
                     why = "check the limits on memory and processes"
                     raise ForkServerError(f"no process could be forked for {self._what}; {why}") from error
                 retried = True
@@ -269,13 +272,6 @@ def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Return True if a process has ended or does so within `_LAST_WORDS` seconds."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_LAST_WORDS)
-    return process.poll() is not None
 
 
 def main(descriptor: int) -> None:
