@@ -6,12 +6,15 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
 import click
 from click.shell_completion import CompletionItem
+
+from rlsdk.errors import RlsdkError
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 json_output = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -87,12 +90,13 @@ def _commands_with(option: str, ctx: click.Context) -> list[str]:
     """Names of the other commands of the program that have an option."""
     if ctx.parent is None or not isinstance(group := ctx.parent.command, click.Group):
         return []
-    commands = {name: group.get_command(ctx.parent, name) for name in group.list_commands(ctx.parent)}
-    return [
-        f"`{ctx.parent.command_path} {name}`"
-        for name, command in commands.items()
-        if command is not None and any(option in parameter.opts for parameter in command.params)
-    ]
+    found = []
+    for name in group.list_commands(ctx.parent):
+        with suppress(RlsdkError, ImportError):  # broken, or its packages are not installed: the others still count
+            command = group.get_command(ctx.parent, name)
+            if command is not None and any(option in parameter.opts for parameter in command.params):
+                found.append(f"`{ctx.parent.command_path} {name}`")
+    return found
 
 
 def _written(option: str, args: Sequence[str]) -> str:

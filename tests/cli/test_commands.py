@@ -140,6 +140,12 @@ def test_an_option_of_another_command_is_answered_with_that_command():
     assert "Settings have no dashes: steps=…; write steps=3" in run("train", "a.yaml", "--steps", "3").output
 
 
+def test_a_broken_command_of_a_plugin_does_not_hide_whose_option_was_given(site):
+    site.install("lab", {"labcli.py": "raise OSError('no licence')"}, commands={"broken": "labcli:broken"})
+    answered = run("explain", "a.yaml", "--resume").output
+    assert "It is an option of `rlsdk train`." in " ".join(answered.split()), answered
+
+
 def test_a_mistyped_option_is_answered_with_the_option():
     assert "Did you mean '--resume'?" in run("train", "a.yaml", "--resum").output
     assert "have no dashes" not in run("train", "a.yaml", "--resum").output
