@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,15 @@ def fingerprints(plan: Plan) -> dict[str, dict[str, str]]:
         given["model.reference"] = plan.reference.path
     if plan.algorithm.critic and plan.config.model.critic:
         given["model.critic"] = plan.critic.path
-    found = {
-        setting: fingerprint(Path(path)) if Path(path).is_dir() else _revision(path) for setting, path in given.items()
-    }
-    return {setting: marks for setting, marks in found.items() if marks}
+    found = {}
+    for setting, path in given.items():
+        if Path(path).is_dir():
+            found[setting] = fingerprint(Path(path))
+            continue
+        with suppress(ValueError):  # not a name of the hub
+            if commit := Path(cached_folder(path)).name:
+                found[setting] = {"revision": commit}
+    return found
 
 
 def changed_models(plan: Plan, then: Any) -> dict[str, str]:
@@ -106,14 +112,6 @@ def contents(folder: Path) -> dict[str, bytes]:
             size = path.stat().st_size
             found[str(name)] = hashlib.sha256(f"{size}\n".encode() + samples(path, size)).digest()
     return found
-
-
-def _revision(name: str) -> dict[str, str]:
-    try:
-        commit = Path(cached_folder(name)).name
-    except ValueError:  # not a name of the hub
-        return {}
-    return {"revision": commit} if commit else {}
 
 
 def samples(path: Path, size: int) -> bytes:

@@ -307,9 +307,7 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True, devices: bo
         count = sum(map(len, trained)) if len(trained) == len(plan.tasks_train) else None
         disk = estimate(plan, tasks=count, built=built)
         found.warnings += space(plan, disk)
-        found.faults += _warmup_faults(plan, steps := _length(plan, count))
-        found.faults += _schedule_faults(plan, steps)
-        found.notes += _move_notes(plan, steps)
+        _check_steps(found, count)
         if count and count < plan.config.batch_size:
             text = f"{counted(count, 'task')}, fewer than batch_size={plan.config.batch_size}: some repeat in a step"
             found.note("tasks.train", text)
@@ -353,53 +351,44 @@ def _idle_evaluation(section: EvalSection) -> Iterator[PlanFinding]:
             yield PlanFinding(f"eval.{name}", f"{given}, but nothing is evaluated, since there are no tasks.eval")
 
 
-def _length(plan: Plan, tasks: int | None) -> int | None:
-    """Return the number of steps of a run; None if it depends on tasks whose number is not known."""
-    config = plan.config
-    return config.steps if config.steps is not None else steps_of_epochs(config, tasks) if tasks else None
-
-
-def _move_notes(plan: Plan, steps: int | None) -> list[PlanFinding]:
-    """Note a reference model that follows the policy, but not before the run has ended."""
-    every = plan.config.reference.update_every
-    if not every or not steps or every < steps:
-        return []
-    text = (
-        f"{every}, but the run has {counted(steps, 'step')}: no step is trained with a reference model that has moved"
-    )
-    return [PlanFinding("reference.update_every", text)]
-
-
-def _warmup_faults(plan: Plan, steps: int | None) -> list[PlanFinding]:
-    """Report a warm-up of the critic that lasts the whole run."""
-    warmup = plan.config.critic.warmup_steps
-    if not warmup or not steps or warmup < steps:
-        return []
-    text = f"{warmup} of {counted(steps, 'step')} would train the critic alone, so the actor would never be trained"
-    return [PlanFinding("critic.warmup_steps", f"{text}; give fewer than the run has")]
-
-
-def _schedule_faults(plan: Plan, steps: int | None) -> list[PlanFinding]:
-    """Report learning-rate schedules that fail at the first or the last optimiser step of the policy or the critic."""
+def _check_steps(found: PlanChecks, tasks: int | None) -> None:
+    """Check what must fit into the steps of a run; nothing if they depend on tasks whose number is not known."""
+    plan, config = found.plan, found.plan.config
+    steps = config.steps if config.steps is not None else steps_of_epochs(config, tasks) if tasks else None
     if not steps:
-        return []
-    trained = [("learner.schedule", plan.learner, steps - plan.config.critic.warmup_steps)]
+        return
+    warmup, every = config.critic.warmup_steps, config.reference.update_every
+    if warmup and warmup >= steps:
+        found.fault(
+            "critic.warmup_steps",
+            f"{warmup} of {counted(steps, 'step')} would train the critic alone, so the actor would never be trained; "
+            "give fewer than the run has",
+        )
+    if every and every >= steps:
+        found.note(
+            "reference.update_every",
+            f"{every}, but the run has {counted(steps, 'step')}: no step is trained with a reference model that has "
+            "moved",
+        )
+    # Learning-rate schedules that fail at the first or the last optimiser step of the policy or the critic.
+    trained = [("learner.schedule", plan.learner, steps - warmup)]
     if plan.algorithm.critic:
         apart = plan.apart.get("critic", plan.learner)
         trained.append((f"{'critic.' if apart != plan.learner else ''}learner.schedule", apart, steps))
-    faults: dict[str, PlanFinding] = {}
+    faults: dict[str, str] = {}
     for path, reference, count in trained:
         learner = plan.plugins.resolve(reference)
         if not isinstance(learner, TransformersLearner) or count <= 0:
             continue
-        updates = count * plan.config.updates
+        updates = count * config.updates
         factor = learner.rate_factor(updates)
         try:
             for done in (min(learner.warmup_steps, updates - 1), updates - 1):
                 factor(done)
         except RlsdkError as error:
-            faults.setdefault(path, PlanFinding(path, str(error)))
-    return list(faults.values())
+            faults.setdefault(path, str(error))
+    for path, text in faults.items():
+        found.fault(path, text)
 
 
 def _part_notes(plan: Plan) -> Iterator[tuple[str, str]]:

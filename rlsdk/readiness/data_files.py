@@ -21,7 +21,18 @@ _MOST = 10_000
 
 def data_fingerprints(plan: Plan) -> dict[str, str]:
     """Return a hash of the local files that each option of a task source names, by setting."""
-    return {setting: _hash(files) for setting, (_, files) in _named(plan).items()}
+    found = {}
+    for setting, (_, files) in _named(plan).items():
+        digest, left = hashlib.sha256(), _WHOLE
+        for number, file in enumerate(files):
+            digest.update(f"{file.name}\n".encode())
+            if number < _MOST and file.is_file():
+                size = file.stat().st_size
+                left -= size
+                digest.update(f"{size}\n".encode())
+                digest.update(file.read_bytes() if left >= 0 else samples(file, size))
+        found[setting] = digest.hexdigest()
+    return found
 
 
 def changed_data(plan: Plan, now: Mapping[str, str], then: Any) -> dict[str, str]:
@@ -72,15 +83,3 @@ def _files(text: str, option: str) -> Iterator[Path]:
         yield annotations
     else:
         yield from sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
-
-
-def _hash(files: list[Path]) -> str:
-    found, left = hashlib.sha256(), _WHOLE
-    for number, file in enumerate(files):
-        found.update(f"{file.name}\n".encode())
-        if number < _MOST and file.is_file():
-            size = file.stat().st_size
-            left -= size
-            found.update(f"{size}\n".encode())
-            found.update(file.read_bytes() if left >= 0 else samples(file, size))
-    return found.hexdigest()

