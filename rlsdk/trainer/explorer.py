@@ -156,24 +156,24 @@ class Explorer:
         records = await self._scheduler.take(version)
         if self._taken is not None:  # the step is repeated
             return self._taken
-        greedy = {t.number: t.baseline for t in records if t.baseline is not None}
-        made, self._made = self._made, []
-        dropped, self._dropped = self._dropped, []
-        taken = [record.group for record in records if record.group is not None]
-        if dropped:  # the trainer never sees replaced groups, so failed scores among them are counted here
-            check_budget([*taken, *dropped], self._plan.config.max_invalid, version + 1)
-        metrics = {
-            "tasks/dropped": float(self._streams.dropped),
-            **self._streams.metrics(),
-            **self.engines.metrics(),
-            **raw_metrics(made if self._plan.scored else (), self._plan.separate_rewards),
-        }
         experts: list[Group] = []
         if self._plan.algorithm.rollouts == "mixed":  # the experts' demonstrations of the same tasks
             keyed = ((f"step {self._done + 1} expert/{i}", record.task) for i, record in enumerate(records))
             orders = [GroupOrder(task=task, key=key, size=1, role="expert") for key, task in keyed]
             experts = await made_in_order(self._maker, orders)
+        if self._dropped:  # the trainer never sees replaced groups, so failed scores among them are counted here
+            taken = [record.group for record in records if record.group is not None]
+            check_budget([*taken, *self._dropped], self._plan.config.max_invalid, version + 1)
+        metrics = {
+            "tasks/dropped": float(self._streams.dropped),
+            **self._streams.metrics(),
+            **self.engines.metrics(),
+            **raw_metrics(self._made if self._plan.scored else (), self._plan.separate_rewards),
+        }
+        greedy = {t.number: t.baseline for t in records if t.baseline is not None}
         self._taken = TakenBatch(records=tuple(records), greedy=greedy, experts=tuple(experts), metrics=metrics)
+        # Only now, so that a step that fails above counts the same groups when it is repeated.
+        self._made, self._dropped = [], []
         return self._taken
 
     def settle(self, taken: TakenBatch, states: Sequence[TaskStatus]) -> None:

@@ -104,6 +104,16 @@ async def test_groups_that_could_not_be_scored_end_the_run_though_others_replace
 
 
 @pytest.mark.usefixtures("no_ray")
+async def test_a_batch_of_which_too_few_groups_could_be_scored_is_refused_again_when_the_step_is_repeated(
+    tmp_path: Path,
+) -> None:
+    rollouts = explorer(tmp_path, maker=Maker(lambda number: bool(number % 4)))
+    for _ in range(2):
+        with pytest.raises(ScoringError, match="the judge is down"):
+            await rollouts.take(0)
+
+
+@pytest.mark.usefixtures("no_ray")
 async def test_an_evaluation_that_cannot_be_scored_keeps_its_answers_for_a_trainer_in_another_process(
     tmp_path: Path,
 ) -> None:
