@@ -200,8 +200,8 @@ class SharedMemory:
             begin = self._begins[-1] + self._regions[-1].nbytes if index else 0
             size = -(-max(size, self._size) // mmap.PAGESIZE) * mmap.PAGESIZE
             os.ftruncate(self._file, begin + size)
+            self._regions.append(self._mapped(begin, size))  # first, since it fails if memory is short
             self._begins.append(begin)
-            self._regions.append(self._mapped(begin, size))
         return index
 
     def _region(self, index: int, begin: int, size: int) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import multiprocessing
 import os
@@ -65,6 +66,24 @@ def test_a_larger_bucket_gets_a_region_of_its_size() -> None:
     sender, receiver = SharedMemory(bucket_mib=1), SharedMemory(bucket_mib=1)
     carried(sender, receiver)
     assert [region.nbytes for region in sender._regions] == [2**20 + mmap.PAGESIZE] * 3
+
+
+def test_a_transfer_after_one_that_found_no_memory_for_a_region_sends_what_it_writes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sender, receiver = SharedMemory(bucket_mib=3), SharedMemory(bucket_mib=3)
+    mapped = mmap.mmap
+
+    def full(file: int, size: int, offset: int) -> mmap.mmap:
+        if offset:  # of any region but the first
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        return mapped(file, size, offset=offset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mmap, "mmap", full)
+        with pytest.raises(TransferError, match="the other side left"):
+            carried(sender, receiver)
+    carried(sender, receiver)
 
 
 def test_an_engine_that_gets_weights_from_another_sender_lets_go_of_the_memory_of_the_last_one() -> None:
