@@ -666,7 +666,9 @@ class Trainer:
         """End the training after the current step, with a checkpoint."""
         if not self.interrupted:
             self.interrupted = True
-            log.info("interrupted after %d steps: the step in progress will be finished and saved", self.version)
+            log.info(
+                "interrupted after %s: the step in progress will be finished and saved", counted(self.version, "step")
+            )
 
     def save_soon(self) -> None:
         """Save a checkpoint after the next step that syncs weights."""

@@ -25,6 +25,7 @@ from rlsdk.contracts.rollouts import (
     WeightSender,
 )
 from rlsdk.errors import RlsdkError, RunError
+from rlsdk.plurals import counted
 from rlsdk.rollout.scheduler import RolloutScheduler
 from rlsdk.two_process.actor import ExplorerAnswer, WeightUpdate
 from rlsdk.two_process.agreement import PeerInfo, TrainerPresence, named, spawn_named
@@ -299,7 +300,9 @@ class RemoteExplorer:
                 gone = other
                 continue
             log.info(
-                "another explorer continues at step %d; %d unfinished tasks are sampled again", self._done + 1, again
+                "another explorer continues at step %d; sampled again: %s",
+                self._done + 1,
+                counted(again, "unfinished task"),
             )
             return
 

@@ -14,6 +14,7 @@ from rlsdk.cluster.nodes import staying_nodes
 from rlsdk.cluster.portable import PortablePlan, Surroundings
 from rlsdk.config import Plan
 from rlsdk.errors import RlsdkError, RunError
+from rlsdk.plurals import counted
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.generator import Observer
 from rlsdk.scoring.actors import reward_actors, reward_terms
@@ -68,7 +69,7 @@ def _worker_pool(
                 path = logs / f"rollout-worker-{rank}.log"
                 said = f"rollout worker {rank} did not start: {described(error, path)}; its log is {path}"
                 raise RunError(said) from error
-        log.info("%d rollout workers make the rollouts", count)
+        log.info("rollouts are made by %s", counted(count, "rollout worker"))
         yield pool
 
 
