@@ -301,7 +301,7 @@ class Message:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle only the values: messages are the most expensive part of sending a rollout to another process."""
-        return _restored, _VALUES(self)
+        return restored_message, message_values(self)
 
     @property
     def text(self) -> str:
@@ -360,7 +360,13 @@ _NEW = object.__new__
 _ROLE, _CONTENT, _NAME, _CALLS, _CALL_ID, _REASONING, _PROMPT = (getattr(Message, name).__set__ for name in _NAMES)
 
 
-def _restored(
+def message_values(message: Message) -> tuple[Any, ...]:
+    """Return the values from which `restored_message` builds an equal message."""
+    found: tuple[Any, ...] = _VALUES(message)
+    return found
+
+
+def restored_message(
     role: Role,
     content: Content,
     name: str,

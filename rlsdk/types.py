@@ -10,12 +10,25 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
 from rlsdk.errors import ValueFault
-from rlsdk.messages import Content, Frozen, Image, Message, Role, ToolCall, frozen_mapping, frozen_numbers, number
+from rlsdk.messages import (
+    Content,
+    Frozen,
+    Image,
+    Message,
+    Role,
+    ToolCall,
+    frozen_mapping,
+    frozen_numbers,
+    message_values,
+    number,
+    restored_message,
+)
 from rlsdk.plurals import counted
 
 if TYPE_CHECKING:
@@ -130,6 +143,18 @@ def _status(_: Any, __: Any, value: str) -> None:
         raise ValueFault(f"status {value!r} given; expected one of {', '.join(STATUSES)}")
 
 
+_ARRAYS = {
+    "token_ids": "int64",
+    "loss_mask": "bool",
+    "logprobs": "float32",
+    "policy_versions": "int64",
+    "image_positions": "int64",
+}
+"""Fields of a rollout that are arrays with one axis."""
+_PICKLED = "_pickled_messages"
+"""Attribute of a rollout that was pickled: the values of its messages."""
+
+
 @attrs.frozen(slots=False, getstate_setstate=False, eq=False, repr=False)
 class Rollout(Frozen):
     """A policy's attempt at a task: the conversation, and all tokens with their origins.
@@ -192,6 +217,34 @@ class Rollout(Frozen):
         for position, _ in self.rewards:
             if not 0 <= position < shape[0]:
                 raise ValueFault(f"rollout of task {self.task.id!r}: a reward at token {position} of {shape[0]}")
+
+    # A driver gets thousands of rollouts a second from its workers, and reads the messages of few of them. So messages
+    # are pickled as plain values, which become messages when they are first read, and arrays as bytes.
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        messages = state.pop("messages", ())
+        if _PICKLED not in state:
+            state[_PICKLED] = tuple([message_values(message) for message in messages])
+        for name in _ARRAYS:
+            state[name] = state[name].tobytes()
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        import numpy as np
+
+        for name, dtype in _ARRAYS.items():
+            state[name] = np.frombuffer(state[name], dtype)  # read-only, as bytes are
+        if state["routed_experts"] is not None:
+            state["routed_experts"].setflags(write=False)
+        state["metrics"] = MappingProxyType(state["metrics"])
+        self.__dict__.update(state)
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "messages" or (pickled := self.__dict__.get(_PICKLED)) is None:
+            raise AttributeError(f"a rollout has no attribute {name!r}", name=name, obj=self)
+        messages = self.__dict__["messages"] = tuple([restored_message(*values) for values in pickled])
+        return messages
 
     def __repr__(self) -> str:
         sampled = int(self.loss_mask.sum())

@@ -64,6 +64,16 @@ def test_values_come_back_from_a_pickle(value, again):
             assert new == old, field.name
 
 
+def test_a_rollout_that_is_passed_on_unread_keeps_its_messages():
+    made = rollout()
+    passed = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(made))))
+    assert passed.messages == made.messages and passed.answers == made.answers
+    assert [m.prompt for m in passed.messages] == [m.prompt for m in made.messages]
+    assert pickle.loads(pickle.dumps(passed)).messages == made.messages  # and one that was read
+    with pytest.raises(AttributeError, match="a rollout has no attribute 'message'"):
+        _ = passed.message
+
+
 def test_arrays_are_read_only_and_of_fixed_types():
     made = rollout()
     dtypes = {
