@@ -188,7 +188,8 @@ class LazyGroup(SuggestingGroup):
         except OSError as error:
             if error.errno not in _OF_FILES or ctx.params.get("debug"):
                 raise
-            place = "a file" if error.filename is None else os.fspath(error.filename)
+            named = isinstance(error.filename, str | bytes | os.PathLike)  # not if a descriptor was opened
+            place = os.fsdecode(error.filename) if named else "a file"
             frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
             if error.filename is None and any(frame.f_globals["__name__"] in _PRINTERS for frame in frames):
                 place = "standard output"

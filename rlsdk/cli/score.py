@@ -91,6 +91,8 @@ def score(
             raise click.UsageError(f"--out {out} is the file with the responses, which would be lost; choose another")
         if not overwrite:
             raise click.UsageError(f"{out} exists; choose another file, or replace it with --overwrite")
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.redirect_stdout(sys.stderr):  # rewards may print; keep standard output for the summary
         scorer = _scorer(name, options, files, ScoringLimits(workers=workers, timeout=timeout))
     rows, bad = offline.read(file, response, compare, id=task, **columns)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from contextlib import suppress
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -101,6 +103,11 @@ def estimate(
     count = kept(config, steps) + 1 + (HELD_FOR_UPLOADS if uploaded else 0)
     if steps is None:
         unknown.append("rollouts and logs are not counted: the number of tasks is known only after they are read")
+    present = 0
+    for folder, _, files in os.walk(plan.folder):
+        for file in files:
+            with suppress(OSError):  # a run that still trains in the folder has removed it, or it is a broken link
+                present += os.path.getsize(os.path.join(folder, file))
     return DiskEstimate(
         parameters=parameters,
         checkpoint=checkpoint or 0,
@@ -110,7 +117,7 @@ def estimate(
         rollouts=_rollouts(plan, steps or 0) * (2 if uploaded else 1),  # plus a copy for the upload
         logs=(steps or 0) * LOG_BYTES_PER_STEP
         + (config.placement.engines + config.placement.learners) * LOG_BYTES_PER_ACTOR,
-        present=sum(f.stat().st_size for f in plan.folder.rglob("*") if f.is_file()) if plan.folder.is_dir() else 0,
+        present=present,
         unknown=tuple(unknown),
     )
 

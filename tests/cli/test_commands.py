@@ -205,6 +205,11 @@ def test_a_wrong_configuration_ends_with_status_2_and_no_traceback():
         ("RunError('actor engine-0 died in step 3')", 1, "rlsdk: actor engine-0 died in step 3\n"),
         ("ConfigError(['steps: 0'])", 2, "rlsdk: the configuration has a fault:\n  - steps: 0\n"),
         ("KeyboardInterrupt()", 130, "rlsdk: interrupted\n"),
+        (
+            "OSError(9, 'Bad file descriptor', 999)",
+            1,
+            "rlsdk: a file: Bad file descriptor; --debug before the command shows where\n",
+        ),
     ],
 )
 def test_errors_become_messages_and_statuses(site, error, status, shown):

@@ -89,7 +89,7 @@ def test_the_worst_disagreements(tmp_path):
 
 
 def test_scores_of_each_row(tmp_path):
-    out = tmp_path / "scores.jsonl"
+    out = tmp_path / "new" / "scores.jsonl"
     run(lines(tmp_path, ROWS), "--reward", "exact_match", "--out", out, "--score", "old")
     written = [json.loads(line) for line in out.read_text().splitlines()]
     assert [(row["score"], row["given"], row["task"]) for row in written] == [
@@ -103,7 +103,7 @@ def test_scores_of_each_row(tmp_path):
     assert "exists" in run(lines(tmp_path, ROWS), "--reward", "exact_match", "--out", out, status=2)
     run(lines(tmp_path, ROWS[:1]), "--reward", "exact_match", "--out", out, "--overwrite")
     assert len(out.read_text().splitlines()) == 1
-    assert [file.name for file in tmp_path.iterdir() if file.name.startswith(".")] == []
+    assert list(out.parent.iterdir()) == [out]
 
 
 def test_columns_of_other_names_and_parquet(tmp_path):

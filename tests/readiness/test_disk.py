@@ -141,6 +141,18 @@ def test_an_uncached_hub_model_is_reported_and_not_counted_as_zero(plan: Callabl
     assert "checkpoints and exports are not counted" in said and "'lab/another' is not in this machine's cache" in said
 
 
+def test_files_that_a_training_run_removes_meanwhile_do_not_fail_the_estimate(
+    plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = plan()
+    given.folder.mkdir(parents=True)
+    (given.folder / "metrics.jsonl").write_bytes(b"x" * 100)
+    removed = given.folder / "checkpoint.partial"
+    removed.symlink_to("nowhere")  # as a file that is gone once its name has been read
+    monkeypatch.setattr(Path, "is_file", lambda path: path == removed or path.name == "metrics.jsonl")
+    assert estimate(given).present == 100
+
+
 def test_rollouts_of_the_whole_run_count(plan: Callable[..., Plan]) -> None:
     found = estimate(plan())
     assert estimate(plan("steps=20")).rollouts == 2 * found.rollouts
