@@ -247,7 +247,7 @@ def _named(plugins: Plugins, path: str, kind: Kind | None) -> tuple[str, Kind, s
     file, _, name = path.rpartition(":")
     own = [each for (of, _), each in plugins.components(file).items() if each.name == name and kind in (None, of)]
     try:
-        found = None if own else find(path)
+        found: Any = None if own else find(path)
     except ValueFault as error:
         raise click.UsageError(str(error)) from error
     if component := own[0] if own else component_of(found):
@@ -256,7 +256,10 @@ def _named(plugins: Plugins, path: str, kind: Kind | None) -> tuple[str, Kind, s
         return file, component.kind, component.name, []
     if kind not in (None, "reward", "workflow"):
         raise click.UsageError(f"--kind {kind}: {path} is not marked; write @rlsdk.{kind}({name!r}) above it")
-    parameters = _parameters(found)
+    try:
+        parameters = tuple(inspect.signature(found).parameters)
+    except (TypeError, ValueError):  # such as a value, or a function in C
+        parameters = ()
     for native in ("reward", "workflow"):
         if parameters == ARGUMENTS[native]:
             text = f"{path} takes {', '.join(parameters)} like a {native}, but is not marked"
@@ -266,13 +269,6 @@ def _named(plugins: Plugins, path: str, kind: Kind | None) -> tuple[str, Kind, s
     if parameters[:3] == ("task", "base_url", "api_key"):
         return CORE, *_with_option(plugins, "workflow", "agent", "agent", path)
     return CORE, *_with_option(plugins, "workflow", "tools", "tools", [path])
-
-
-def _parameters(obj: Any) -> tuple[str, ...]:
-    try:
-        return tuple(inspect.signature(obj).parameters)
-    except (TypeError, ValueError):
-        return ()
 
 
 def _scores(plugins: Plugins, path: str, obj: Any) -> bool:

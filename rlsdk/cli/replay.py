@@ -120,7 +120,11 @@ def _show(found: Mapping[str, Any]) -> None:
             "no difference" if compared else "nothing to compare with: only rlsdk's numbers are shown", markup=False
         )
     else:
-        out.print(f"first difference: {parted['stage']}{_place(parted['first'])}", markup=False, soft_wrap=True)
+        place = ""
+        if first := parted["first"]:
+            token = "" if first["token"] is None else f", response token {first['token']}"
+            place = f" at rollout {first['rollout']}{token}: rlsdk {first['ours']:.6g}, theirs {first['theirs']:.6g}"
+        out.print(f"first difference: {parted['stage']}{place}", markup=False, soft_wrap=True)
     for each in found["stages"]:
         if each["equal"] is False:
             reason = each["reason"] or "the reason is not recognised"
@@ -151,13 +155,6 @@ def _show_loss(out: Any, found: Mapping[str, Any]) -> None:
         out.print(
             f"gradient of the weights: {norms}, recorded {recorded}, cosine {_number(each['cosine'])}", markup=False
         )
-
-
-def _place(first: Mapping[str, Any] | None) -> str:
-    if first is None:
-        return ""
-    token = "" if first["token"] is None else f", response token {first['token']}"
-    return f" at rollout {first['rollout']}{token}: rlsdk {first['ours']:.6g}, theirs {first['theirs']:.6g}"
 
 
 def _brief(value: Any) -> str:

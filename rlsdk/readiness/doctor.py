@@ -170,21 +170,22 @@ def _gpu() -> list[Diagnosis]:
     if rocm := _built_for("hip"):
         remedy = "rlsdk has never run on AMD GPUs, and knows only vLLM for CUDA; try it, or set placement.device=cpu"
         return [Diagnosis("gpu", "warn", f"torch is for ROCm {rocm}", remedy)]
+    lines, fault = [], ""
     try:
         ran = subprocess.run(_NVIDIA, capture_output=True, text=True, timeout=3, check=False)
-    except (FileNotFoundError, subprocess.TimeoutExpired) as error:
-        ran = None
-        silent = isinstance(error, subprocess.TimeoutExpired)
-    if ran is None or ran.returncode != 0:
-        if ran is None and not silent:
-            driver = "no NVIDIA driver (nvidia-smi)"
-        else:
-            driver = "nvidia-smi does not answer" if ran is None else next(iter(ran.stdout.splitlines()), "no GPU")
-        if torch_cuda:
-            remedy = "install the NVIDIA driver, or train with placement.device=cpu"
-            return [Diagnosis("gpu", "warn", f"{driver}; torch is for CUDA {torch_cuda}", remedy)]
-        return [Diagnosis("gpu", "ok", f"{driver}; torch is built for CPUs as well")]
-    gpus = "; ".join(line.strip() for line in ran.stdout.splitlines() if line.strip())
+        lines = ran.stdout.splitlines()
+        if ran.returncode:
+            fault = next(filter(str.strip, lines), "no GPU")
+    except FileNotFoundError:
+        fault = "no NVIDIA driver (nvidia-smi)"
+    except subprocess.TimeoutExpired:
+        fault = "nvidia-smi does not answer"
+    if fault and torch_cuda:
+        remedy = "install the NVIDIA driver, or train with placement.device=cpu"
+        return [Diagnosis("gpu", "warn", f"{fault}; torch is for CUDA {torch_cuda}", remedy)]
+    if fault:
+        return [Diagnosis("gpu", "ok", f"{fault}; torch is built for CPUs as well")]
+    gpus = "; ".join(line.strip() for line in lines if line.strip())
     if not torch_cuda:
         remedy = "install a build of torch for CUDA: pip install 'rlsdk[gpu]'"
         return [Diagnosis("gpu", "warn", f"{gpus}; but torch is built for CPUs", remedy)]

@@ -11,7 +11,6 @@ from typing import Any
 from rlsdk import preflight
 from rlsdk.components import Use, brief
 from rlsdk.config import Plan, TaskSource
-from rlsdk.config.schema import EvalSection
 from rlsdk.contracts import LimitsMicroBatches, RewardSpec, SharesSequences
 from rlsdk.plugins import ComponentRef, short_name
 from rlsdk.plurals import counted, every
@@ -97,6 +96,11 @@ def _around(plan: Plan) -> dict[str, dict[str, Any]]:
         *(["after the last step"] if evaluation.after else []),
     ]
     limit = f", {counted(evaluation.limit, 'task')} of each source" if evaluation.limit else ""
+    how = [f"temperature {evaluation.temperature:g}"]
+    how += [f"top_p {evaluation.top_p:g}"] if evaluation.top_p < 1 else []
+    how += [f"top_k {evaluation.top_k}"] if evaluation.top_k else []
+    greedy = "one greedy, " if evaluation.greedy else ""
+    answers = f"{greedy}{evaluation.samples} sampled for each task ({', '.join(how)})"
     sampling = {
         "temperature": config.sampling.temperature,
         "longest answer": counted(config.sampling.max_tokens, "token"),
@@ -108,7 +112,7 @@ def _around(plan: Plan) -> dict[str, dict[str, Any]]:
         **({"sampling": sampling} if plan.sampled else {}),
         "evaluation": {
             "when": f"{', '.join(times)}{limit}" if plan.tasks_eval and times else "never",
-            **({"answers": _answers(evaluation)} if plan.tasks_eval else {}),
+            **({"answers": answers} if plan.tasks_eval else {}),
             **({"workflow": component_text(plan.eval_workflow)} if plan.eval_workflow != plan.workflow else {}),
         },
         "checkpoint": {
@@ -119,15 +123,6 @@ def _around(plan: Plan) -> dict[str, dict[str, Any]]:
         },
         "trackers": {"metrics": ["metrics.jsonl", *(component_text(tracker) for tracker in plan.trackers)]},
     }
-
-
-def _answers(section: EvalSection) -> str:
-    """Describe the answers to each held-out task."""
-    how = [f"temperature {section.temperature:g}"]
-    how += [f"top_p {section.top_p:g}"] if section.top_p < 1 else []
-    how += [f"top_k {section.top_k}"] if section.top_k else []
-    greedy = "one greedy, " if section.greedy else ""
-    return f"{greedy}{section.samples} sampled for each task ({', '.join(how)})"
 
 
 def _algorithm(plan: Plan) -> dict[str, Any]:
