@@ -425,13 +425,14 @@ def check_demonstrations(plan: Plan, tasks: Sequence[Task], codec: ChatTokenizer
     if runs_user_code(workflow):
         return
     context = RolloutContext(codec=codec, client=None, sampling=Sampling(), max_length=plan.config.model.max_length)
+    generator = RolloutGenerator(workflow, None, None)
+
+    async def read() -> None:
+        for task in tasks:
+            try:
+                await generator.group(task, context, 1, "check")
+            except ExceptionGroup as error:
+                raise first_error(error) from None
+
     with ThreadPoolExecutor(1) as pool:  # in a notebook, an event loop is already running in this thread
-        pool.submit(run_to_end, _take(RolloutGenerator(workflow, None, None), tasks, context)).result()
-
-
-async def _take(generator: RolloutGenerator, tasks: Sequence[Task], context: RolloutContext) -> None:
-    for task in tasks:
-        try:
-            await generator.group(task, context, 1, "check")
-        except ExceptionGroup as error:
-            raise first_error(error) from None
+        pool.submit(run_to_end, read()).result()
