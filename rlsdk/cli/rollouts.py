@@ -57,17 +57,14 @@ def rollouts(run: str, where: str, order_by: str, limit: int, timeout: float, ev
     from rlsdk.runlog.store import Address
 
     with local_copy(run, checkpoint=False) as folder:
-        begun = (folder / "config.yaml").is_file() and Address.of(folder) is None
-        try:
-            how: dict[str, Any] = {
-                "order_by": order_by,
-                "limit": limit + 1,
-                "seconds": timeout,
-                "evaluations": evaluations,
-            }
-            rows = [] if begun else query(folder, where, **how)
-        except ValueFault as error:
-            raise click.UsageError(str(error)) from error
+        rows = []
+        if not (folder / "config.yaml").is_file() or Address.of(folder) is not None:  # else the run has only begun
+            try:
+                rows = query(
+                    folder, where, order_by=order_by, limit=limit + 1, seconds=timeout, evaluations=evaluations
+                )
+            except ValueFault as error:
+                raise click.UsageError(str(error)) from error
         if not rows:
             click.echo(why_none(folder, where, evaluations=evaluations, name=run), err=True)
     if as_json:
