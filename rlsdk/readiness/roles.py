@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import attrs
 
 from rlsdk.config import Plan
 from rlsdk.contracts import (
@@ -89,15 +92,38 @@ def _config_faults(plan: Plan, role: str, model: Model) -> Iterator[tuple[str, s
         yield f"model.{role}", f"{model.path!r} holds no model that can be read: {why}{merged if adapter else ''}"
         return
     try:
-        tokens = len(open_tokenizer(plan.model))
+        tokenizer = open_tokenizer(plan.model)
     except (OSError, ValueError):  # other checks report it
         return
+    tokens = len(tokenizer)
     known = int(config.get_text_config().vocab_size)
     if known < tokens:
         yield (
             f"model.{role}",
             f"{model.path} has embeddings of {known} tokens, and the tokenizer of the model that is trained has "
             f"{tokens}: it cannot read everything that the policy may write; use a model with the same tokenizer",
+        )
+    elif role == "reference" and folder.is_dir():
+        yield from _tokenizer_faults(tokenizer, model)
+
+
+def _tokenizer_faults(tokenizer: Any, reference: Model) -> Iterator[tuple[str, str]]:
+    """Yield why a reference model would read other text than the policy wrote, if its folder has its own tokenizer."""
+    try:
+        own = open_tokenizer(attrs.evolve(reference, tokenizer=None))
+    except (OSError, ValueError):  # a folder without a tokenizer
+        return
+    # Models of one family may name added tokens, such as those of a chat template, differently.
+    added = {*tokenizer.get_added_vocab().values(), *own.get_added_vocab().values()}
+    ours, theirs = ({i: text for text, i in each.get_vocab().items()} for each in (tokenizer, own))
+    differing = sorted(i for i in ours.keys() & theirs.keys() - added if ours[i] != theirs[i])
+    if differing:
+        first, count = differing[0], counted(len(differing), "token")
+        yield (
+            "model.reference",
+            f"{reference.path} has another tokenizer than the model that is trained: in {count} they "
+            f"differ, such as {first}, {ours[first]!r} for the policy and {theirs[first]!r} for the reference model, "
+            "which would rate other text than the policy wrote; use a model with the same tokenizer",
         )
 
 

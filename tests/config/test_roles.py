@@ -60,6 +60,21 @@ def test_faults_are_reported_by_their_path(faults: Callable[..., tuple[str, ...]
     assert len(found) == 1 and found[0].startswith(fault)
 
 
+def test_a_reference_model_with_another_tokenizer_is_found_before_a_start(
+    plan: Callable[..., Plan], tmp_path: Path
+) -> None:
+    create(tmp_path / "policy", largest=10)
+    create(tmp_path / "larger", largest=100)
+    create(tmp_path / "same", largest=10)
+
+    def said(reference: str) -> dict[str, str]:
+        paths = [f"model.path={tmp_path / 'policy'}", f"model.reference={tmp_path / reference}"]
+        return {fault.path: fault.message for fault in examine(plan(*PPO, *paths), starts=False).faults}
+
+    assert "has another tokenizer than the model that is trained" in said("larger")["model.reference"]
+    assert "model.reference" not in said("same")
+
+
 def test_a_model_that_cannot_read_the_policys_tokens_is_found_before_a_start(
     plan: Callable[..., Plan], tmp_path: Path
 ) -> None:
