@@ -6,6 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import attrs
@@ -222,6 +223,8 @@ def parse_nodes(text: str) -> list[GPUNode]:
 
 RESERVE_SECONDS = 60.0
 """Seconds to wait for GPUs that another job of the cluster may hold."""
+_RESERVED: list[Any] = []
+"""Placement groups that this program has reserved, oldest first."""
 
 
 @attrs.frozen
@@ -275,10 +278,29 @@ def gpu_nodes() -> list[GPUNode]:
     return sorted(nodes, key=lambda node: (node.name, node.id))
 
 
+@contextmanager
+def gpus_released() -> Iterator[None]:
+    """Context manager: release the GPUs that were reserved in the block.
+
+    Ray itself releases them only when the program disconnects.
+    """
+    import ray
+    from ray.util.placement_group import remove_placement_group
+
+    before = len(_RESERVED)  # an evaluation may run while a trainer is open
+    try:
+        yield
+    finally:
+        mine = _RESERVED[before:]
+        del _RESERVED[before:]
+        for group in mine if ray.is_initialized() else ():
+            remove_placement_group(group)
+
+
 def reserve(
     found: GPUMap, placement: PlacementSection, apart: Mapping[ApartRole, RoleSection] | None = None
 ) -> Reservation:
-    """Reserve the GPUs of a map in one placement group per node; they are released when the run ends.
+    """Reserve the GPUs of a map in one placement group per node, until `gpus_released` or the end of the program.
 
     Args:
         found: GPUs of each actor.
@@ -335,6 +357,7 @@ def _group(node: GPUNode, bundles: Sequence[Mapping[str, float]]) -> Any:
         )
         ready = group.wait(max(deadline - time.monotonic(), 0.0))
         if ready and set(placement_group_table(group)["bundles_to_node_id"].values()) == {node.id}:
+            _RESERVED.append(group)
             return group
         remove_placement_group(group)
         time.sleep(0.1)

@@ -21,7 +21,7 @@ import attrs
 
 from rlsdk import preflight
 from rlsdk.cluster.address import RayAddress
-from rlsdk.cluster.gpus import ROLES, GPUMap, GPUNode, GPUSeat, RoleName, assign_gpus, gpu_nodes, reserve
+from rlsdk.cluster.gpus import ROLES, GPUMap, GPUNode, GPUSeat, RoleName, assign_gpus, gpu_nodes, gpus_released, reserve
 from rlsdk.cluster.health import ray_watched
 from rlsdk.cluster.nodes import check_nodes
 from rlsdk.config import Plan
@@ -319,7 +319,7 @@ def ray_cluster(plan: Plan, *, trains: bool = False) -> Iterator[int]:
                     f"{', '.join(missing)}; remove `ray.init`, or pass it this runtime_env"
                 ]
             )
-        with ray_watched(started=False):
+        with gpus_released(), ray_watched(started=False):
             yield int(ray.cluster_resources().get("GPU", 0))
         return
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING, "configure_logging": False}

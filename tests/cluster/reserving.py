@@ -9,13 +9,14 @@ import json
 import os
 import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 from rlsdk.cluster import gpus
 from rlsdk.cluster.actors import RunActor, kill, spawn
 from rlsdk.cluster.gpus import GPUSeat, assign_gpus, gpu_nodes, reserve
-from rlsdk.cluster.placement import layout, sections_apart
+from rlsdk.cluster.placement import layout, ray_cluster, sections_apart
 from rlsdk.config import Plan, check
 from rlsdk.config.schema import PlacementSection
 from rlsdk.errors import EnvironmentFault
@@ -112,6 +113,20 @@ def exporting() -> float:
     return float(free)
 
 
+def released() -> float:
+    """How many GPUs are free after two runs of this program, whose own connection to Ray stays open."""
+    import ray
+
+    plan = planned(placement={"engines": 4, "learners": 4})
+    for _ in range(2):  # the second one would find too few, had the first one kept its own
+        with ray_cluster(plan) as count:
+            layout(plan, 16, count)
+    end = time.monotonic() + 30  # Ray counts what is free with a delay
+    while (free := ray.available_resources().get("GPU", 0.0)) < count and time.monotonic() < end:
+        time.sleep(0.1)
+    return float(free)
+
+
 def refused() -> str:
     """Error if another job holds all GPUs."""
     import ray
@@ -145,7 +160,8 @@ def main() -> None:
         ray.init(address=cluster.address, log_to_driver=False)
         try:
             cases: dict[str, Any] = {name: on(section) for name, section in CASES.items()}
-            cases |= {"awaited": awaited(), "exporting": exporting(), "programs": programs(), "refused": refused()}
+            cases |= {"awaited": awaited(), "exporting": exporting(), "programs": programs()}
+            cases |= {"released": released(), "refused": refused()}
             print(json.dumps(cases))
         finally:
             ray.shutdown()

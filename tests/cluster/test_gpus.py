@@ -198,6 +198,10 @@ def test_gpus_that_another_job_is_releasing_are_awaited_though_a_larger_node_has
     assert reserved == wanted
 
 
+def test_a_program_that_stays_connected_to_ray_holds_no_gpus_after_a_run(seen: dict[str, Any]) -> None:
+    assert seen["released"] == 6
+
+
 def test_gpus_of_another_job_are_reported(seen: dict[str, Any]) -> None:
     assert seen["refused"].startswith("Ray could not reserve 1 GPU, 2 CPU on ")
     assert "`ray status` shows what is used; free are " in seen["refused"]
