@@ -309,13 +309,8 @@ def _is_literal(value: Any) -> bool:
 
 
 def normalise(tree: dict[str, Any]) -> dict[str, Any]:
-    """Expand short forms: a model's path, a single task source, reward or tracker without a list."""
-    tree = dict(tree)
-    if isinstance(tree.get("tasks"), Mapping):
-        tree["tasks"] = _with_lists(tree["tasks"], tree["tasks"])
-    if isinstance(tree.get("model"), str):
-        tree["model"] = {"path": tree["model"]}
-    tree = _with_lists(tree, ("reward", "trackers", "diagnoses", "plugins"))
+    """Expand short forms (see `with_lists`), and name the default component where only its options are given."""
+    tree = with_lists(tree)
     for key in ("engine", "learner", "algorithm", "workflow"):
         tree = _with_use(tree, key, getattr(defaults, key.upper()))
     inner = (("model", "renderer"), ("critic", "learner"), ("reference", "learner"), ("eval", "workflow"))
@@ -323,6 +318,16 @@ def normalise(tree: dict[str, Any]) -> dict[str, Any]:
         if isinstance(tree.get(section), Mapping):
             tree[section] = _with_use(tree[section], key, getattr(defaults, key.upper()))
     return tree
+
+
+def with_lists(tree: Mapping[str, Any]) -> Tree:
+    """Expand short forms: a model's path, a single task source, reward or tracker without a list."""
+    tree = dict(tree)
+    if isinstance(tree.get("tasks"), Mapping):
+        tree["tasks"] = _with_lists(tree["tasks"], tree["tasks"])
+    if isinstance(tree.get("model"), str):
+        tree["model"] = {"path": tree["model"]}
+    return _with_lists(tree, ("reward", "trackers", "diagnoses", "plugins"))
 
 
 def spelled_out(tree: Mapping[str, Any]) -> Tree:

@@ -178,11 +178,22 @@ def test_an_edit_writes_only_what_differs_from_the_defaults() -> None:
     text = checked({"text": "", "edits": edits})["text"]
     assert read_text(text)[0] == {
         "name": "first",
-        "learner": {"use": "deepspeed", "lr": 0.001},
+        "learner": {"lr": 0.001},
         "engine": "transformers",
         "reward": [{"use": "countdown", "weight": 2}],
-        "algorithm": {"use": "grpo", "policy_loss": {"clip_high": 0.28}},
+        "algorithm": {"policy_loss": {"clip_high": 0.28}},
     }
+
+
+def test_a_further_edit_names_no_component_that_the_user_did_not_choose() -> None:
+    first = checked(
+        {"text": "algorithm: {use: grpo, group_size: 4}\n", "edits": [{"path": ["learner", "lr"], "yaml": "1e-3"}]}
+    )
+    again = checked({"text": first["text"], "edits": [{"path": ["learner", "lr"], "yaml": "1e-4"}]})
+    assert again["tree"]["learner"] == {"lr": 0.0001}
+    assert again["tree"]["algorithm"]["use"] == "grpo"  # which the user wrote
+    removed = checked({"text": again["text"], "edits": [{"path": ["learner", "lr"]}]})
+    assert "learner" not in removed["tree"]
 
 
 def test_a_default_of_the_algorithm_is_not_taken_for_the_key_s_own() -> None:

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlsdk.config.schema import LISTS
-from rlsdk.config.tree import current, normalise
+from rlsdk.config.tree import current, with_lists
 from rlsdk.config.yaml_errors import yaml_fault
 from rlsdk.errors import first_line
 from rlsdk.kinds import COMBINED, PART_LISTS
@@ -39,8 +39,8 @@ def read_text(text: str) -> tuple[Tree | None, list[PlanFinding]]:
         return None, [
             PlanFinding("", f"this is a value of type {type(loaded).__name__}; expected a mapping at the top level")
         ]
-    tree = normalise(current({str(key): value for key, value in loaded.items()}))
-    return tree, []
+    # Not `normalise`: the next edit would write the names of default components that it adds.
+    return with_lists(current({str(key): value for key, value in loaded.items()})), []
 
 
 class _Dumper(yaml.SafeDumper):
@@ -197,7 +197,7 @@ def _is_default(field: Mapping[str, Any], value: Any) -> bool:
     if field["required"]:
         return False
     if field["widget"] == "component" and isinstance(value, Mapping) and isinstance(default, Mapping):
-        return dict(value) == {"use": default["use"]}
+        return dict(value) in ({}, {"use": default["use"]})
     return (type(value) is type(default) and value == default) or (
         _number(value) and _number(default) and value == default
     )
