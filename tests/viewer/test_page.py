@@ -120,6 +120,35 @@ def test_the_browser_of_rollouts_is_used_with_keys(page: Browser) -> None:
     assert page.errors() == []
 
 
+def test_rows_of_choices_and_logs_are_moved_through_with_arrow_keys(browser: Browser, tmp_path: Path) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    make_run(tmp_path / "first")
+    (tmp_path / "first/logs/engine-0.log").write_text("engine 0 is ready\n")
+
+    def press(key: str, value: str) -> None:
+        browser.driver.switch_to.active_element.send_keys(key)
+        state = "a => [a.dataset.value, a.ariaChecked ?? a.ariaSelected, a.tabIndex].join()"
+        seen = f"return ({state})(document.activeElement)"
+        browser.wait(lambda: browser.run(seen) == f"{value},true,0", f"{value} is not chosen")
+
+    with served(tmp_path) as address:
+        browser.open(address)
+        browser.click("nav a", "Rollouts")
+        browser.click(".detail .choice button", "Conversation")
+        press(Keys.RIGHT, "tokens")
+        press(Keys.DOWN, "group")
+        press(Keys.RIGHT, "turns")  # around the end
+        press(Keys.END, "group")
+        browser.click("nav a", "Processes")
+        browser.click(".tab", "driver")
+        press(Keys.RIGHT, "engine-0")
+        browser.see(".log", "engine 0 is ready")
+        press(Keys.LEFT, "driver")
+        assert browser.run("return document.querySelectorAll('.tab[tabindex=\"0\"]').length") == 1
+        assert browser.errors() == []
+
+
 def test_a_search_continues_after_pages_without_matches(
     browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,7 @@
 // The Annotate page: a queue of rollouts to compare, score or correct, with one key per judgement.
 
 import { get, post } from "./api.js"
-import { append, choice, debounce, empty, h, replace, said, visible } from "./dom.js"
+import { append, choice, debounce, empty, h, redraw, replace, said, visible } from "./dom.js"
 import { opening, rewardMark } from "./rollouts.js"
 import { conversation } from "./turns.js"
 
@@ -63,7 +63,7 @@ export function mount(element, first) {
       slow()
     }
     const text = (name, label, props) => h("label", {}, `${label} `, h("input", { name, value: given()[name] ?? "", ...props, onchange: (event) => change({ [name]: event.target.value.trim() }) }))
-    replace(bar, choice("What to do", ASK, asked(), (value) => { change({ ask: value === "pair" ? "" : value }); drawBar() }),
+    redraw(bar, choice("What to do", ASK, asked(), (value) => { change({ ask: value === "pair" ? "" : value }); drawBar() }),
       h("label", {}, "Your name ", h("input", { name: "by", value: by, maxlength: 80, oninput: (event) => rename(event.target.value) })),
       asked() === "score" ? [text("low", "Scores from", { inputmode: "decimal", placeholder: "1", class: "short" }), text("high", "to", { inputmode: "decimal", placeholder: "5", class: "short" }),
         text("labels", "or labels", { placeholder: "wrong, partly, right" })] : null)

@@ -102,16 +102,37 @@ export function bytes(count) {
 
 // A row of buttons, one of them selected.
 export function choice(label, options, chosen, change) {
-  const group = h("div", { class: "choice", role: "radiogroup", "aria-label": label })
-  for (const [value, text] of options) {
-    group.append(h("button", {
-      role: "radio", "aria-checked": String(value === chosen), "data-value": value, onclick: () => {
-        for (const each of group.children) each.setAttribute("aria-checked", String(each.dataset.value === String(value)))
-        change(value)
-      },
-    }, text))
-  }
+  const group = h("div", { class: "choice", role: "radiogroup", "aria-label": label, onkeydown: arrows },
+    options.map(([value, text]) => h("button", {
+      role: "radio", "data-key": `${label}:${value}`, "data-value": value, onclick: () => { select(group, value); change(value) },
+    }, text)))
+  select(group, chosen)
   return group
+}
+
+// Selects a button of a radio group or a list of tabs: the one of them that the Tab key stops at.
+export function select(group, value) {
+  const state = group.getAttribute("role") === "tablist" ? "aria-selected" : "aria-checked"
+  for (const each of group.children) {
+    const chosen = each.dataset.value === String(value)
+    each.setAttribute(state, String(chosen))
+    each.tabIndex = chosen ? 0 : -1
+  }
+  if (group.firstElementChild && !group.querySelector("[tabindex='0']")) group.firstElementChild.tabIndex = 0
+}
+
+// Keys of a radio group or a list of tabs: they choose the next or previous button, and from each end the other one.
+export function arrows(event) {
+  const buttons = [...event.currentTarget.children]
+  const at = buttons.indexOf(document.activeElement)
+  const vertical = event.currentTarget.getAttribute("role") === "radiogroup" ? { ArrowDown: at + 1, ArrowUp: at - 1 } : {}
+  const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: -1, ...vertical }[event.key]
+  if (at < 0 || to === undefined || event.ctrlKey || event.metaKey || event.altKey) return
+  event.preventDefault()
+  event.stopPropagation() // a page has keys of its own
+  const chosen = buttons.at(to % buttons.length)
+  chosen.focus()
+  chosen.click()
 }
 
 export function empty(title, text) {

@@ -2,7 +2,7 @@
 
 import { get } from "./api.js"
 import { between } from "./colors.js"
-import { append, choice, empty, h, number, replace, said, visible } from "./dom.js"
+import { append, choice, empty, h, number, redraw, replace, said, visible } from "./dom.js"
 import { rewardMark } from "./rollouts.js"
 import { conversation } from "./turns.js"
 
@@ -28,7 +28,7 @@ export function mount(element, first) {
 
   function drawKinds(found) {
     const options = [["0", "Greedy", "eval greedy"], ["1", "Sampled", "eval sampled"]].filter(([, , kind]) => !found.kinds.length || found.kinds.includes(kind))
-    replace(bar, choice("Answers", options, found.sampled ? "1" : "0", (value) => { sampled = value; context.go({ sampled: value }, { quietly: true }); load() }))
+    redraw(bar, choice("Answers", options, found.sampled ? "1" : "0", (value) => { sampled = value; context.go({ sampled: value }, { quietly: true }); load() }))
   }
 
   async function load() {

@@ -1,7 +1,7 @@
 // Processes of a run: state, memory, and the end of each log.
 
 import { get } from "./api.js"
-import { append, bytes, h, number, redraw, replace, said, span, visible } from "./dom.js"
+import { append, arrows, bytes, h, number, redraw, replace, said, select, span, visible } from "./dom.js"
 
 const STATES = {
   running: ["working", "good"], disk: ["waiting for a disk", "calm"], starting: ["starting", "calm"], stopped: ["stopped", "bad"],
@@ -16,8 +16,8 @@ export function mount(element, first) {
   let end = null
   let order = 0
   const table = h("section", {})
-  const tabs = h("div", { class: "tabs", role: "tablist", "aria-label": "Logs" })
-  const text = h("pre", { class: "log", tabindex: "0", "aria-label": "Log" })
+  const tabs = h("div", { class: "tabs", role: "tablist", "aria-label": "Logs", onkeydown: arrows })
+  const text = h("pre", { class: "log", role: "tabpanel", tabindex: "0", "aria-label": "Log" })
   append(element, [table, h("section", {}, h("h2", {}, "Logs"), tabs, text)])
 
   async function refresh() {
@@ -26,8 +26,9 @@ export function mount(element, first) {
     if (mine !== order) return
     draw(found)
     if (!found.logs.some((each) => each.name === log)) log = found.logs.find((each) => each.name === "driver")?.name ?? found.logs[0]?.name ?? ""
-    redraw(tabs, found.logs.map((each) => h("button", { role: "tab", "data-key": each.name, "aria-selected": String(each.name === log), class: "tab", onclick: () => open(each.name) },
+    redraw(tabs, found.logs.map((each) => h("button", { role: "tab", "data-key": each.name, "data-value": each.name, class: "tab", onclick: () => open(each.name) },
       visible(each.name), h("small", {}, each.size ? bytes(each.size) : "empty"))))
+    select(tabs, log)
     await follow()
   }
 
@@ -62,7 +63,7 @@ export function mount(element, first) {
     end = null
     replace(text)
     context.go({ log }, { quietly: true })
-    for (const each of tabs.children) each.setAttribute("aria-selected", String(each.firstChild.textContent === name))
+    select(tabs, name)
     follow()
   }
 

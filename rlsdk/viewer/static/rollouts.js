@@ -2,7 +2,7 @@
 
 import { get } from "./api.js"
 import { between } from "./colors.js"
-import { append, choice, debounce, empty, h, number, replace, said, visible } from "./dom.js"
+import { append, choice, debounce, empty, h, number, redraw, replace, said, visible } from "./dom.js"
 import { tokens } from "./tokens.js"
 import { conversation } from "./turns.js"
 
@@ -201,7 +201,7 @@ export function mount(element, first) {
     const i = rows[at].rollout
     const rollout = group.rollouts[i]
     const body = h("div", { class: "detail-body" })
-    replace(detail, head(group, rollout, i), choice("View", [["turns", "Conversation"], ["tokens", "Tokens"], ["group", `Group of ${group.rollouts.length}`]], view, (value) => { view = value; drawDetail(++detailOrder) }), body)
+    redraw(detail, head(group, rollout, i), choice("View", [["turns", "Conversation"], ["tokens", "Tokens"], ["group", `Group of ${group.rollouts.length}`]], view, (value) => { view = value; drawDetail(++detailOrder) }), body)
     if (view === "turns") append(body, [conversation(rollout), score(rollout), about(group, rollout)])
     else if (view === "group") append(body, sideBySide())
     else {
