@@ -95,7 +95,12 @@ class Replay:
 
     def _stages(self) -> list[ComparedStage]:
         found, recorded = self.found, self.found.recorded
-        stages = [self._model_logprobs(), self._rewards()]
+        stages = []
+        old = recorded.get("old_logprobs")
+        if self._gradients is not None and old is not None:
+            modelled = self._gradients.forward(found.batch, self.plan, ["logprobs"])["logprobs"].astype(np.float64)
+            stages.append(self._per_token("logprobs", modelled, old, loose=1e-3))
+        stages.append(self._rewards())
         ours = found.advantages if self.dump.scored else None
         stages.append(self._per_token("advantages", ours, recorded.get("advantages")))
         if found.ratios is None or found.losses is None:
@@ -104,14 +109,6 @@ class Replay:
         stages.append(self._per_token("token losses", self._token_losses(), recorded.get("losses")))
         stages += [self._loss(), self._per_token("gradient", found.given_gradient, recorded.get("gradient"))]
         return stages
-
-    def _model_logprobs(self) -> ComparedStage:
-        """Compare the logprobs of the checkpoint's model with the recorded ones."""
-        theirs = self.found.recorded.get("old_logprobs")
-        if self._gradients is None or theirs is None:
-            return ComparedStage(name="logprobs")
-        ours = self._gradients.forward(self.found.batch, self.plan, ["logprobs"])["logprobs"].astype(np.float64)
-        return self._per_token("logprobs", ours, theirs, loose=1e-3)
 
     def _rewards(self) -> ComparedStage:
         if not self.dump.scored:
@@ -193,17 +190,13 @@ class Replay:
     def _losses(self) -> dict[str, Any]:
         """Return the loss in both normalisations, and in all others."""
         found = self.found
+        theirs = self.dump.numbers.get("loss")
         if found.losses is None:
-            return {
-                "ours": None,
-                "theirs": self.dump.numbers.get("loss"),
-                "from_their_advantages": None,
-                "by_normalisation": {},
-            }
+            return {"ours": None, "theirs": theirs, "from_their_advantages": None, "by_normalisation": {}}
         return {
             "ours": found.loss,
             "from_their_advantages": found.given_loss,
-            "theirs": self.dump.numbers.get("loss"),
+            "theirs": theirs,
             "aggregate": self.plan.loss.aggregate,
             "by_normalisation": self.reasons.by_mode(found.losses),
         }

@@ -96,19 +96,20 @@ class ActorsFile:
         if self._begun and not seen:  # the run ends: keep the last snapshot of its actors
             return
         self._written, self._begun = now, bool(seen)
-        actors = [_driver(), *(_state(watched, vitals, now) for watched, vitals in seen)]
+        own = ActorState(
+            name="driver",
+            pid=os.getpid(),
+            host=platform.node(),
+            state="running",
+            memory=int(psutil.Process().memory_info().rss),
+            log="driver.log",
+        )
+        actors = [own, *(_state(watched, vitals, now) for watched, vitals in seen)]
         content = {"written": time.time(), "stage": stage, "actors": [attrs.asdict(each) for each in actors]}
         try:
             replace_text(self._path, json.dumps(content) + "\n")
         except OSError as error:  # the training reports a full disk
             log.debug("%s cannot be written: %s", self._path, error)
-
-
-def _driver() -> ActorState:
-    memory = int(psutil.Process().memory_info().rss)
-    return ActorState(
-        name="driver", pid=os.getpid(), host=platform.node(), state="running", memory=memory, log="driver.log"
-    )
 
 
 def _state(watched: Watched, vitals: Vitals, now: float) -> ActorState:

@@ -144,7 +144,9 @@ def why_none(run: str | Path, where: str = "", *, evaluations: bool = False, nam
     stored = Address.of(folder) is not None
     if stored and where and query(folder, limit=1, evaluations=evaluations):
         return f"No rollout of {name} meets the condition {where!r}."
-    every, done = _saved_every(folder), max((line["step"] for line in read_metrics(folder)), default=0)
+    default: Any = attrs.fields(Config).save_rollouts.default
+    every = int(read_yaml(folder / "config.yaml").get("save_rollouts", default))
+    done = max((line["step"] for line in read_metrics(folder)), default=0)
     if not every:
         return f"No rollouts are saved: {name} was started with save_rollouts: 0."
     if done >= every and not stored:
@@ -161,11 +163,6 @@ def why_none(run: str | Path, where: str = "", *, evaluations: bool = False, nam
     if over:
         return f"No rollouts are saved: {name} saves them {when} (save_rollouts: {every}), and ended after {done}."
     return f"No rollouts are saved yet: {name} saves them {when} (save_rollouts: {every}), and has done {done} so far."
-
-
-def _saved_every(folder: Path) -> int:
-    default: Any = attrs.fields(Config).save_rollouts.default
-    return int(read_yaml(folder / "config.yaml").get("save_rollouts", default))
 
 
 def _statement(run: str, where: str, order_by: str, limit: int | None, evaluations: bool) -> sa.Select[Any]:

@@ -266,7 +266,7 @@ class MetricTable:
                 state = os.stat(self._path)
             except FileNotFoundError:
                 state = None
-            if state is None or state.st_size < self._offset or not self._as_it_was():
+            if state is None or state.st_size < self._offset or self._is_rewritten():
                 if self._offset:
                     self.generation += 1
                 self._clear()
@@ -279,11 +279,11 @@ class MetricTable:
                     self._offset += len(chunk)
                     self._take(chunk)
 
-    def _as_it_was(self) -> bool:
-        """Return True if the data read last is unchanged; a run that starts over or is resumed rewrites it."""
+    def _is_rewritten(self) -> bool:
+        """Return True if the data read last has changed, as when a run starts over or is resumed."""
         with self._path.open("rb") as file:
             file.seek(self._offset - len(self._seen))
-            return file.read(len(self._seen)) == self._seen
+            return file.read(len(self._seen)) != self._seen
 
     def _take(self, chunk: bytes) -> None:
         self._seen = (self._seen + chunk)[-_KEPT:]
@@ -291,19 +291,16 @@ class MetricTable:
         for line in lines:
             try:
                 content = json.loads(line)
-                if isinstance(content, dict) and type(content.get("step")) is int:
-                    self._add(content["step"], content)
-            except (ValueError, RecursionError, OverflowError):
+                if not isinstance(content, dict) or type(content.get("step")) is not int:
+                    continue
+                values = {n: float(v) for n, v in content.items() if n != "step" and isinstance(v, int | float)}
+                self.steps.append(content["step"])
+            except (ValueError, RecursionError, OverflowError):  # a damaged line, or a number too large
                 continue
-
-    def _add(self, step: int, content: dict[str, Any]) -> None:
-        row = len(self.steps)
-        values = {n: float(v) for n, v in content.items() if n != "step" and isinstance(v, int | float)}
-        self.steps.append(step)
-        for name, value in values.items():
-            column = self._columns.setdefault(name, array("d"))
-            column.extend([_GAP] * (row - len(column)))
-            column.append(value)
+            for name, value in values.items():
+                column = self._columns.setdefault(name, array("d"))
+                column.extend([_GAP] * (len(self.steps) - 1 - len(column)))
+                column.append(value)
 
     @property
     def names(self) -> list[str]:

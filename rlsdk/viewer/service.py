@@ -220,7 +220,9 @@ class ViewerService:
                 text=f"this server is reached as 127.0.0.1 or localhost, not as {host[:100]!r}; a proxy must send "
                 "`Host: 127.0.0.1`"
             )
-        if self.token and not self._has_token(request):
+        bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        given = (request.cookies.get(self._cookie, ""), request.query.get("token", ""), bearer)
+        if self.token and not any(hmac.compare_digest(each.encode(), self.token.encode()) for each in given):
             raise web.HTTPForbidden(text="open the address including its token, as printed by `rlsdk view`")
         # Pages of other sites cannot set X-Forwarded-Host: for that their browser would first ask this server.
         own = (request.headers.get("Host"), request.headers.get("X-Forwarded-Host"))
@@ -232,11 +234,6 @@ class ViewerService:
     def _cookie(self) -> str:
         """Name of the cookie, unique to this server, since browsers send cookies to all ports of a host."""
         return f"{COOKIE}_{hashlib.sha256(self.token.encode()).hexdigest()[:8]}"
-
-    def _has_token(self, request: web.Request) -> bool:
-        bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        given = (request.cookies.get(self._cookie, ""), request.query.get("token", ""), bearer)
-        return any(hmac.compare_digest(each.encode(), self.token.encode()) for each in given)
 
 
 def _fetched(url: str) -> RemoteRun:

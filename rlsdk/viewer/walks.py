@@ -113,7 +113,10 @@ def walk_of(wanted: Filter) -> Walk:
                 order = (GROUPS.c.number, rollout)
                 return Walk(order=order, descending=down, decided=decided, table=GROUPS, names=numbers | {name})
         if wanted.kind == "train" and (wanted.step_from is not None or wanted.step_to is not None):
-            return _by_step(wanted)
+            steps = _within(GROUPS.c.step, wanted.step_from, wanted.step_to)
+            decided = (GROUPS.c.step.is_not(None), *steps, *_numbered(GROUPS.c.number, wanted))
+            names, by_step = frozenset({"kind", "step_from", "step_to"}), (GROUPS.c.step, GROUPS.c.number, rollout)
+            return Walk(order=by_step, descending=down, decided=decided, table=GROUPS, names=names)
     decided = _numbered(ROLLOUTS.c.number, wanted)
     if wanted.invalid:
         numbers, decided = numbers | {"invalid"}, (ROLLOUTS.c.reward.is_(None), *decided)
@@ -130,14 +133,6 @@ def _by_value(wanted: Filter) -> Walk:
         return Walk(order=order, descending=down, decided=(kind,), names=frozenset({"kind"}))
     decided = (column.is_not(None), *_within(column, wanted.reward_from, wanted.reward_to), kind)
     return Walk(order=order, descending=down, decided=decided, names=frozenset({"kind", "reward_from", "reward_to"}))
-
-
-def _by_step(wanted: Filter) -> Walk:
-    order = (GROUPS.c.step, GROUPS.c.number, ROLLOUTS.c.rollout)
-    steps = _within(GROUPS.c.step, wanted.step_from, wanted.step_to)
-    decided = (GROUPS.c.step.is_not(None), *steps, *_numbered(GROUPS.c.number, wanted))
-    names = frozenset({"kind", "step_from", "step_to"})
-    return Walk(order=order, descending=wanted.order == "newest", decided=decided, table=GROUPS, names=names)
 
 
 def _within(column: sa.ColumnElement[Any], least: float | None, greatest: float | None) -> list[sa.ColumnElement[bool]]:
@@ -261,10 +256,7 @@ def matching(inner: sa.Select[Any], walk: Walk, rest: Mapping[str, Any], run: st
         found = found.where(sa.select(GROUPS.c.number).where(same, *groups).exists())
     if "text" in rest:
         same = (ROLLOUTS.c.number == number) & (ROLLOUTS.c.rollout == rollout) & (ROLLOUTS.c.run == run)
-        found = found.where(sa.select(ROLLOUTS.c.number).where(same, _contains(rest["text"])).exists())
+        pattern = "%" + rest["text"].replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
+        contains = (column.ilike(pattern, escape="\\") for column in (ROLLOUTS.c.response, ROLLOUTS.c.prompt))
+        found = found.where(sa.select(ROLLOUTS.c.number).where(same, sa.or_(*contains)).exists())
     return found
-
-
-def _contains(text: str) -> sa.ColumnElement[bool]:
-    pattern = "%" + text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
-    return sa.or_(*(column.ilike(pattern, escape="\\") for column in (ROLLOUTS.c.response, ROLLOUTS.c.prompt)))

@@ -275,7 +275,14 @@ def _field(key: ConfigKey) -> Plain:
     """Describe a key: name, type, default, help, and the widget that sets it."""
     name, arms = key.path.rpartition(".")[2], _arms(key.type)
     kind = key.kind or next((kind for kind in KINDS if kind == name and Use in arms), None)
-    widget = _widget(key, name, kind, arms)
+    others = [arm for arm in arms if arm is not type(None)]
+    only = others[0] if len(others) == 1 else None
+    if kind:
+        widget = "components" if key.path in LISTS or name in PART_LISTS else "component"
+    elif key.section:
+        widget = "section"
+    else:
+        widget = "choice" if get_origin(only) is Literal else _SIMPLE.get(only, "value")
     return {
         "name": name,
         "type": key.type_name,
@@ -286,17 +293,8 @@ def _field(key: ConfigKey) -> Plain:
         "help": key.help,
         **({"unit": key.unit} if key.unit else {}),
         **({"kind": kind} if kind else {}),
-        **({"choices": list(get_args(_only(arms)))} if widget == "choice" else {}),
+        **({"choices": list(get_args(only))} if widget == "choice" else {}),
     }
-
-
-def _widget(key: ConfigKey, name: str, kind: Kind | None, arms: Sequence[Any]) -> str:
-    if kind:
-        return "components" if key.path in LISTS or name in PART_LISTS else "component"
-    if key.section:
-        return "section"
-    only = _only(arms)
-    return "choice" if get_origin(only) is Literal else _SIMPLE.get(only, "value")
 
 
 def _arms(kind: Any) -> list[Any]:
@@ -306,12 +304,6 @@ def _arms(kind: Any) -> list[Any]:
         return [kind]
     arms = get_args(kind) if type(None) in get_args(kind) or Use in get_args(kind) else (kind,)
     return [get_args(arm)[0] if get_origin(arm) is Annotated else arm for arm in arms]
-
-
-def _only(arms: Sequence[Any]) -> Any:
-    """Return the only type of the values besides null; None if there are several."""
-    found = [arm for arm in arms if arm is not type(None)]
-    return found[0] if len(found) == 1 else None
 
 
 def plain_value(value: Any) -> Any:
