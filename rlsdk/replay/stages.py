@@ -145,7 +145,8 @@ class Replay:
         bound = max(self.tolerance, loose)
         scale = max(float(np.abs(theirs[mask]).max()), 1e-12) if name == "gradient" else np.maximum(1, np.abs(theirs))
         off = np.where(mask, np.abs(ours - theirs), 0.0)
-        wrong = np.flatnonzero(off > bound * scale)
+        wrong = np.flatnonzero(~(off <= bound * scale))  # NaN, too, is a difference
+        numbers = off[mask & np.isfinite(off)]
         equal, first, reason = not len(wrong), None, self.reasons.shifted(name)
         if len(wrong):
             rollout, token = self.found.place(int(wrong[0]))
@@ -160,7 +161,7 @@ class Replay:
             name=name,
             ours=ours[mask],
             theirs=theirs[mask],
-            difference=float(off.max()),
+            difference=float(numbers.max()) if len(numbers) else None,
             equal=equal and not reason,
             first=first,
             reason=reason,

@@ -392,6 +392,17 @@ def test_another_normalisation_is_reported(plan: Plan, total: Callable[[np.ndarr
     assert found["first_difference"]["reason"].endswith("rlsdk's is seq-mean-token-mean")
 
 
+def test_a_loss_that_is_no_number_differs(tmp_path: Path) -> None:
+    file = tmp_path / "broken.py"
+    root = "(x.logprobs - x.logprobs.detach() - 1).sqrt()"
+    file.write_text(f"import rlsdk\n\n@rlsdk.policy_loss('root')\ndef root(x):\n    return {root}\n")
+    broken = replay_plan({"use": "grpo", "policy_loss": "broken/root", "kl_coef": 0}, [], [str(file)])
+    found = replayed(broken, verl())
+    assert stage(found, "token losses")["equal"] is False
+    assert found["first_difference"]["stage"] == "token losses"
+    assert np.isnan(found["first_difference"]["first"]["ours"])
+
+
 def test_an_off_by_one_mask_is_reported(plan: Plan) -> None:
     late = np.roll(per_token(SIGNS * ADVANTAGE), 1, axis=1)
     late[:, 0] = 0.0
