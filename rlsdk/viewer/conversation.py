@@ -31,7 +31,7 @@ def group_json(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **summary,
         "task": group.task.id,
-        "prompt": _cut(prompt_text(group.task)),
+        "prompt": prompt_text(group.task)[:MOST_TEXT],
         "answer": _plain(group.task.answer),
         "metadata": _plain(dict(group.task.metadata)),
         "uid": group.uid,
@@ -45,9 +45,18 @@ def _rollout(group: Group, i: int) -> dict[str, Any]:
     for name in ("token_ids", "loss_mask", "logprobs", "policy_versions", "response"):
         del found[name]
     versions = version_range(rollout)
+    messages = []
+    for message in found["messages"]:
+        content = message["content"]
+        if isinstance(content, str):
+            cut = {"cut": len(content)} if len(content) > MOST_TEXT else {}
+            messages.append({**message, "content": content[:MOST_TEXT], **cut})
+        else:  # parts: an image must not be cut
+            parts = [part if part.get("type") == "image" else _plain(part) for part in content]
+            messages.append({**message, "content": parts})
     return {
         **found,
-        "messages": [_message(message) for message in found["messages"]],
+        "messages": messages,
         "parts": dict(score.metrics),
         "token_rewards": None if score.token_rewards is None else [list(pair) for pair in score.token_rewards],
         "tokens": int(rollout.loss_mask.sum()),
@@ -57,19 +66,6 @@ def _rollout(group: Group, i: int) -> dict[str, Any]:
     }
 
 
-def _message(message: dict[str, Any]) -> dict[str, Any]:
-    content = message["content"]
-    if isinstance(content, str):
-        message["content"] = _cut(content)
-    else:  # parts: an image must not be cut
-        message["content"] = [part if part.get("type") == "image" else _plain(part) for part in content]
-    return message | ({"cut": len(content)} if isinstance(content, str) and len(content) > MOST_TEXT else {})
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= MOST_TEXT else text[:MOST_TEXT]
-
-
 def _plain(value: Any, depth: int = 8) -> Any:
     """Return a value as JSON can hold it; other types, and values nested too deeply, become text."""
     if value is None or isinstance(value, bool | int):
@@ -77,12 +73,12 @@ def _plain(value: Any, depth: int = 8) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, str):
-        return _cut(value)
+        return value[:MOST_TEXT]
     if depth and isinstance(value, Mapping):
         return {str(key): _plain(each, depth - 1) for key, each in value.items()}
     if depth and isinstance(value, list | tuple):
         return [_plain(each, depth - 1) for each in value]
-    return _cut(repr(value))
+    return repr(value)[:MOST_TEXT]
 
 
 def tokens_json(row: Mapping[str, Any], i: int, vocabulary: Vocabulary) -> dict[str, Any]:
@@ -153,18 +149,15 @@ class Vocabulary:
         waiting: list[int] = []
         for number in ids:
             waiting.append(int(number))
-            text = self._text_after(before, waiting)
+            # After the tokens before them: alone, words of Llama or Mistral lack the space in front.
+            parts = (before, [*before, *waiting], waiting)
+            begun, whole, alone = (str(self._tokenizer.decode(each, skip_special_tokens=False)) for each in parts)
+            text = whole[len(begun) :] if whole.startswith(begun) else alone
             unfinished = text.endswith(_UNFINISHED) and len(waiting) < 4
             found.append("" if unfinished else text)
             if not unfinished:
                 before, waiting = waiting, []
         return found
-
-    def _text_after(self, before: Sequence[int], ids: Sequence[int]) -> str:
-        """Return the text of tokens after others; alone, words of Llama or Mistral lack the space before them."""
-        parts = (before, [*before, *ids], ids)
-        begun, whole, alone = (str(self._tokenizer.decode(each, skip_special_tokens=False)) for each in parts)
-        return whole[len(begun) :] if whole.startswith(begun) else alone
 
 
 def _candidates(folder: Path) -> list[Path]:

@@ -70,7 +70,11 @@ class ViewerService:
         self._pages = tuple(page for page in pages() if studio or not page.studio)
         self._folders = [Path(each) for each in given if not is_url(each)]
         self._ends = ExitStack()
-        self._remote = [self._ends.enter_context(_fetched(each)) for each in given if is_url(each)]
+        self._remote: list[RemoteRun] = []
+        if urls := [each for each in given if is_url(each)]:
+            from rlsdk.viewer.remote import RemoteRun  # takes a second to import
+
+            self._remote += [self._ends.enter_context(RemoteRun(url)) for url in urls]
         self._runs: dict[str, RunFolder] = {}
         self._looked = float("-inf")
         self._order: list[str] = []
@@ -234,12 +238,6 @@ class ViewerService:
     def _cookie(self) -> str:
         """Name of the cookie, unique to this server, since browsers send cookies to all ports of a host."""
         return f"{COOKIE}_{hashlib.sha256(self.token.encode()).hexdigest()[:8]}"
-
-
-def _fetched(url: str) -> RemoteRun:
-    from rlsdk.viewer.remote import RemoteRun  # takes a second to import
-
-    return RemoteRun(url)
 
 
 async def _static(request: web.Request) -> web.StreamResponse:

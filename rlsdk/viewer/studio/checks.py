@@ -11,7 +11,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -256,19 +256,14 @@ def form_of(listed: Any = None, file: str | None = None) -> Plain:
             options = of_component(component, "algorithm" if component.kind == "algorithm" else "-")
             # An option that is a group of options is written as YAML on one line.
             fields = [_field(attrs.evolve(option, section=None)) for option in options]
-            described: Plain = {"plugin": plugin, "summary": component.summary, "fields": fields}
-            components[component.kind][shown] = described
-    return {"fields": _nested(settings()), "components": components, "broken": broken}
-
-
-def _nested(keys: Sequence[ConfigKey]) -> list[Plain]:
-    """Move keys of sections, and keys next to the components of a list, into their parents' `fields`."""
-    found = {key.path: _field(key) for key in keys}
-    for path, field in found.items():
-        parent = path.rpartition(".")[0]
-        if parent:
-            found[parent].setdefault("fields", []).append(field)
-    return [field for path, field in found.items() if "." not in path]
+            components[component.kind][shown] = {"plugin": plugin, "summary": component.summary, "fields": fields}
+    # Keys of sections, and keys next to the components of a list, are `fields` of their parents.
+    keys = {key.path: _field(key) for key in settings()}
+    for path, described in keys.items():
+        if parent := path.rpartition(".")[0]:
+            keys[parent].setdefault("fields", []).append(described)
+    top = [described for path, described in keys.items() if "." not in path]
+    return {"fields": top, "components": components, "broken": broken}
 
 
 def _field(key: ConfigKey) -> Plain:
