@@ -89,7 +89,9 @@ def replay(
             gradients = Gradients(WhatIfQuestion(plan, plan, False, {}), model)
         found = Replay(dump, plan, tolerance=tolerance, gradients=gradients).result()
     if as_json:
-        click.echo(json.dumps({"file": str(file), **found}, indent=2, default=str))
+        from rlsdk.viewer.runs import finite
+
+        click.echo(json.dumps(finite({"file": str(file), **found}), indent=2, default=str))
     else:
         _show(found)
 

@@ -156,6 +156,8 @@ class Replay:
                 "ours": float(ours[wrong[0]]),
                 "theirs": float(theirs[wrong[0]]),
             }
+            if not np.isfinite(ours[wrong[0]]):
+                reason = reason or f"rlsdk's is {ours[wrong[0]]}: the algorithm's formula has no finite value there"
             reason = reason or self.reasons.of(name, ours, theirs)
         return ComparedStage(
             name=name,

@@ -394,13 +394,19 @@ def test_another_normalisation_is_reported(plan: Plan, total: Callable[[np.ndarr
 
 def test_a_loss_that_is_no_number_differs(tmp_path: Path) -> None:
     file = tmp_path / "broken.py"
-    root = "(x.logprobs - x.logprobs.detach() - 1).sqrt()"
-    file.write_text(f"import rlsdk\n\n@rlsdk.policy_loss('root')\ndef root(x):\n    return {root}\n")
+    formula = "(x.logprobs - x.logprobs.detach() - 1).sqrt()"
+    file.write_text(f"import rlsdk\n\n@rlsdk.policy_loss('root')\ndef root(x):\n    return {formula}\n")
     broken = replay_plan({"use": "grpo", "policy_loss": "broken/root", "kl_coef": 0}, [], [str(file)])
     found = replayed(broken, verl())
     assert stage(found, "token losses")["equal"] is False
     assert found["first_difference"]["stage"] == "token losses"
     assert np.isnan(found["first_difference"]["first"]["ours"])
+    assert found["first_difference"]["reason"].startswith("rlsdk's is nan")
+    torch.save({"batch": {name: torch.tensor(value) for name, value in verl().items()}}, tmp_path / "batch.pt")
+    words = ["replay", str(tmp_path / "batch.pt"), "--plugin", str(file), "--json", "algorithm.policy_loss=broken/root"]
+    printed = CliRunner().invoke(root, [*words, "algorithm.kl_coef=0"])
+    assert "NaN" not in printed.output
+    assert json.loads(printed.output)["loss"]["ours"] is None
 
 
 def test_an_off_by_one_mask_is_reported(plan: Plan) -> None:
