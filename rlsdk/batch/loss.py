@@ -73,9 +73,9 @@ class LossInputs(Packed):
     ALWAYS: ClassVar[frozenset[str]] = frozenset(names("loss", access="always"))
 
     def _check(self) -> None:
+        self._expect("token", self.logprobs.shape[0], *names("loss", axis="token"))
         if "behaviour_logprobs" not in vars(self):
             object.__setattr__(self, "behaviour_logprobs", self.old_logprobs)
-        self._expect("token", self.logprobs.shape[0], *names("loss", axis="token"))
 
     @classmethod
     def from_padded(

@@ -309,3 +309,44 @@ def test_whitening_in_place_equals_that_of_sampled_rollouts(monkeypatch, tokens)
     nothing = torch.zeros(0)
     assert packed.whiten_sampled(nothing, nothing.bool()).tolist() == []
     assert packed.whiten_sampled(torch.tensor([4.0, 0.0]), torch.tensor([True, False])).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["groups", "baseline_rewards", "states", "token_rewards", "loss_mask", "logprobs", "values"],
+)
+def test_credit_inputs_of_a_wrong_length_are_refused(wrong):
+    given = {
+        "rewards": torch.zeros(2),
+        "groups": torch.zeros(2, dtype=torch.int64),
+        "lengths": torch.tensor([1, 2]),
+        "loss_mask": torch.ones(3, dtype=torch.bool),
+        "baseline_rewards": torch.zeros(2),
+        "states": torch.zeros(2, dtype=torch.int64),
+        "token_rewards": torch.zeros(3),
+        "logprobs": torch.zeros(3),
+        "values": torch.zeros(3),
+    }
+    CreditInputs(**given)
+    given[wrong] = torch.cat([given[wrong], given[wrong][:1]])
+    with pytest.raises(ValueFault, match=r"CreditInputs\.\w+ has shape \(\d,\); expected \(\d,\), one value per"):
+        CreditInputs(**given)
+
+
+@pytest.mark.parametrize("wrong", ["old_logprobs", "advantages", "loss_mask", "segments", "ref_logprobs", "entropy"])
+def test_loss_inputs_of_a_wrong_length_are_refused_and_keep_no_graph_when_detached(wrong):
+    given = {
+        "logprobs": torch.zeros(3, requires_grad=True),
+        "old_logprobs": torch.zeros(3),
+        "advantages": torch.ones(3),
+        "loss_mask": torch.ones(3, dtype=torch.bool),
+        "segments": torch.tensor([0, 1, 1]),
+        "ref_logprobs": torch.zeros(3),
+        "entropy": torch.zeros(3),
+    }
+    assert not LossInputs(**given).detach().logprobs.requires_grad
+    given[wrong] = given[wrong][:2]
+    with pytest.raises(
+        ValueFault, match=rf"LossInputs\.{wrong} has shape \(2,\); expected \(3,\), one value per token"
+    ):
+        LossInputs(**given)
