@@ -58,6 +58,8 @@ def migrate(trainer: str, source: tuple[str, ...], out: Path | None, table: Path
     for file in (out, table):
         if file is not None and file.exists():
             raise ConfigError([f"{file} exists; choose another file, or delete it"])
+    if out is not None and table is not None and out.resolve() == table.resolve():
+        raise ConfigError([f"{out} is given for both --out and --table; choose another file for one of them"])
     faults = _faults(found)
     written = _as_yaml(found, source[0] if len(source) == 1 else " ".join(source))
     if out is not None:

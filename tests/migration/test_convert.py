@@ -121,6 +121,8 @@ def test_what_the_command_prints(tmp_path, monkeypatch):
     assert ran.exit_code == 0
     assert "| no_such | 1 | no counterpart: to do |" in Path("report.md").read_text()
     assert CliRunner().invoke(root, ["migrate", "trl", "--table", "report.md", "trl.yaml"]).exit_code == 2
+    ran = CliRunner().invoke(root, ["migrate", "trl", "--table", "new.md", "--out", "./new.md", "trl.yaml"])
+    assert "new.md is given for both --out and --table" in ran.output and not Path("new.md").exists()
 
 
 def test_a_command_in_words():
