@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -69,6 +70,12 @@ class GPUMap:
             learners=self.learners if "learner" in roles else (),
             apart={role: places for role, places in self.apart.items() if role in roles},
         )
+
+    @property
+    def counts(self) -> Counter[int]:
+        """Number of assigned GPUs of each node, by its index."""
+        places = [*self.engines, *self.learners, *(place for places in self.apart.values() for place in places)]
+        return Counter(node for node, _ in {(place.node, gpu) for place in places for gpu in place.gpus})
 
     def users(self, node: int, gpu: int) -> list[str]:
         """Return the names of a GPU's actors, such as `engine 0` and `learner rank 0`."""
@@ -276,6 +283,14 @@ def gpu_nodes() -> list[GPUNode]:
             others = {key: amount for key, amount in resources.items() if key != "GPU"}
             nodes.append(GPUNode(name, int(resources["GPU"]), others, node["NodeID"]))
     return sorted(nodes, key=lambda node: (node.name, node.id))
+
+
+def free_gpus(nodes: Sequence[GPUNode]) -> list[GPUNode]:
+    """Return nodes of the running cluster with what nobody uses of their GPUs and resources."""
+    from ray._private.state import available_resources_per_node
+
+    free: Mapping[str, Mapping[str, float]] = available_resources_per_node()
+    return [attrs.evolve(n, gpus=int(free.get(n.id, {}).get("GPU", 0)), resources=free.get(n.id, {})) for n in nodes]
 
 
 @contextmanager

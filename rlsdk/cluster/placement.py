@@ -21,13 +21,24 @@ import attrs
 
 from rlsdk import preflight
 from rlsdk.cluster.address import RayAddress
-from rlsdk.cluster.gpus import ROLES, GPUMap, GPUNode, GPUSeat, RoleName, assign_gpus, gpu_nodes, gpus_released, reserve
+from rlsdk.cluster.gpus import (
+    ROLES,
+    GPUMap,
+    GPUNode,
+    GPUSeat,
+    RoleName,
+    assign_gpus,
+    free_gpus,
+    gpu_nodes,
+    gpus_released,
+    reserve,
+)
 from rlsdk.cluster.health import ray_watched
 from rlsdk.cluster.nodes import check_nodes
 from rlsdk.config import Plan
 from rlsdk.config.schema import PlacementSection, RoleSection
 from rlsdk.contracts import ApartRole, SharesSequences
-from rlsdk.errors import ConfigError, RunError
+from rlsdk.errors import ConfigError, EnvironmentFault, RunError
 from rlsdk.isolation.process import interrupts_kept, restore_sigterm
 
 log = logging.getLogger(__name__)
@@ -221,8 +232,7 @@ def layout(
         cores: CPU cores of one machine.
         gpus: GPUs of the cluster.
         roles: Roles whose actors are started here.
-        apart: True if engines and learner belong to different programs, which cannot share a GPU. Each program assigns
-            the GPUs of all roles, so that both get the same map, and reserves those of its own.
+        apart: True if engines and learner belong to different programs, which cannot share a GPU.
 
     Raises:
         ConfigError: Different programs would share a GPU.
@@ -236,9 +246,28 @@ def layout(
     if apart and placement.colocate:
         fault = "placement.colocate: two programs cannot take turns on a device; set placement.colocate=false"
         raise ConfigError([fault])
-    found = gpu_map(plan, gpu_nodes()).only(roles) if apart else gpu_map(plan, gpu_nodes(), roles)
+    found = _own_gpus(plan, roles) if apart else gpu_map(plan, gpu_nodes(), roles)
     reserved = reserve(found, placement, sections_apart(plan))
     return Layout(device, *threads, reserved.engines, reserved.learners, reserved.apart)
+
+
+def _own_gpus(plan: Plan, roles: Sequence[RoleName | ApartRole]) -> GPUMap:
+    """Assign GPUs to the roles of one of a run's two programs.
+
+    Both programs compute the same map of all roles, so that neither takes what the other needs. If others use these
+    GPUs, it takes free ones: a node may have been lost, and the other program holds what it got before.
+
+    Raises:
+        EnvironmentFault: There are too few GPUs for all roles.
+    """
+    nodes = gpu_nodes()
+    found, free = gpu_map(plan, nodes).only(roles), free_gpus(nodes)
+    if all(free[node].gpus >= count for node, count in found.counts.items()):
+        return found
+    try:
+        return gpu_map(plan, free, roles)
+    except EnvironmentFault:
+        return found  # those in use may soon be released
 
 
 def sections_apart(plan: Plan) -> dict[ApartRole, RoleSection]:

@@ -16,7 +16,7 @@ from typing import Any
 from rlsdk.cluster import gpus
 from rlsdk.cluster.actors import RunActor, kill, spawn
 from rlsdk.cluster.gpus import GPUSeat, assign_gpus, gpu_nodes, reserve
-from rlsdk.cluster.placement import layout, ray_cluster, sections_apart
+from rlsdk.cluster.placement import gpu_map, layout, ray_cluster, sections_apart
 from rlsdk.config import Plan, check
 from rlsdk.config.schema import PlacementSection
 from rlsdk.errors import EnvironmentFault
@@ -98,6 +98,27 @@ def programs() -> dict[str, list[Any]]:
     return {role: [(seat.node, seat.devices) for seat in found] for role, found in seats.items()}
 
 
+def replaced() -> list[Any]:
+    """Node that an explorer's map names, which the trainer has in use, and the nodes that the explorer gets."""
+    import ray
+    from ray.util.placement_group import remove_placement_group
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    plan = planned(placement={"engines": 2, "learners": 2, "colocate": False})
+    found = gpu_map(plan, gpu_nodes())
+    named = found.nodes[found.engines[0].node]
+    there = NodeAffinitySchedulingStrategy(named.id, soft=False)
+    trainer = ray.remote(Looking).options(num_gpus=named.gpus, scheduling_strategy=there).remote()
+    ray.get(trainer.look.remote())
+    while ray.available_resources().get("GPU", 0.0) > 6 - named.gpus:
+        time.sleep(0.1)
+    explorer = layout(plan, 16, 6, roles=["engine"], apart=True)
+    kill(trainer)
+    for group in {id(seat.group): seat.group for seat in explorer.engines}.values():
+        remove_placement_group(group)
+    return [named.id, [seat.node for seat in explorer.engines]]
+
+
 def exporting() -> float:
     """How many GPUs are free while a model is exported, in whose training a critic and a reference had GPUs, too."""
     import ray
@@ -161,7 +182,7 @@ def main() -> None:
         try:
             cases: dict[str, Any] = {name: on(section) for name, section in CASES.items()}
             cases |= {"awaited": awaited(), "exporting": exporting(), "programs": programs()}
-            cases |= {"released": released(), "refused": refused()}
+            cases |= {"replaced": replaced(), "released": released(), "refused": refused()}
             print(json.dumps(cases))
         finally:
             ray.shutdown()

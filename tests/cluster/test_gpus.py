@@ -189,6 +189,11 @@ def test_the_two_programs_of_a_run_reserve_different_gpus(seen: dict[str, Any]) 
     assert not set(engines) & set(learners)
 
 
+def test_a_new_explorer_takes_free_gpus_if_the_trainer_holds_those_of_its_map(seen: dict[str, Any]) -> None:
+    named, nodes = seen["replaced"]
+    assert len(nodes) == 2 and named not in nodes
+
+
 def test_an_export_reserves_gpus_of_the_policys_ranks_alone(seen: dict[str, Any]) -> None:
     assert seen["exporting"] == 6 - 2
 
